@@ -18,7 +18,6 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, 
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.gguf import CONVERTED as TO_GGUF
-from tandem.worker.convert.hugging_face import CONVERTED as TO_HUGGING_FACE
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -50,16 +49,14 @@ def rows() -> Iterator[str]:
     """The table's rows, in the order of the reader's table."""
     models, cases = published(), compared()
     for each in ARCHITECTURES.values():
-        written = [
-            name for name, served in (("Hugging Face", TO_HUGGING_FACE), ("GGUF", TO_GGUF)) if each.name in served
-        ]
+        written = ["Hugging Face", *(["GGUF"] if each.name in TO_GGUF else [])]
         written += ["Meta"] if each.name == "llama" else []
         columns = (
             each.name,
             f"`{each.class_name}`",
             ", ".join(f"`{name}`" for name in gguf_names(each)) or "no",
             "yes" if each.name in META else "no",
-            ", ".join(written) or "nothing",
+            ", ".join(written),
             called(models[each.name]),
             "refused with states" if each.has_states else "refused with latents" if each.latents else "yes",
             f"transformers, {cases[each.class_name]} shapes",

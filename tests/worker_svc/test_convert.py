@@ -130,6 +130,7 @@ PUT_TOGETHER = [
     "glm4",
     "granite moe",
 ]
+PUT_TOGETHER += ["deepseek v3", "minicpm3"]
 PUT_TOGETHER += ["phi3, rotated in part, longrope", "cohere2", "nemotron h", "falcon h1"]
 
 
@@ -143,7 +144,8 @@ def test_a_written_folder_loads_in_transformers(name: str, tmp_path: Path) -> No
     convert(tmp_path / "source", tmp_path / "target", "hugging-face", "auto", silent)
     several = name.startswith("falcon h1")  # multipliers, whose product alone is known
     assert several or open_checkpoint(tmp_path / "target").config == open_checkpoint(tmp_path / "source").config
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", attn_implementation="eager")
+    ways = {"attn_implementation": "eager", "experts_implementation": "eager"}  # as `saved` has them
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", **ways)
     ids = torch.tensor([some_ids(97, 2 * WINDOW)])
     with torch.inference_mode():
         # transformers computes Mamba-2 in chunks, of whatever size the folder says.

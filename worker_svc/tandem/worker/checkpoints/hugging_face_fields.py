@@ -189,7 +189,9 @@ CONFIG: Mapping[str, Table] = {
     | {"first_k_dense_replace": Only((1,))}
     | {"topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))},
     "youtu": _LATENTS | rules(USED, "rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
-    "minicpm3": _LATENTS | rules(USED, "scale_emb scale_depth dim_model_base"),
+    "minicpm3": _LATENTS
+    | rules(USED, "scale_emb scale_depth dim_model_base")
+    | rules(Only(), "logits_scaling logit_scale embedding_multiplier residual_multiplier"),  # what these are read as
     "minimax_m2": _CONFIG
     | rules(USED, "num_experts rotary_dim")
     | rules(NEUTRAL, "use_mtp num_mtp_modules mtp_transformer_layers qk_norm_type use_routing_bias")

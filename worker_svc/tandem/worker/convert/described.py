@@ -14,7 +14,7 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, 
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.known_fields import USED, Only
-from tandem.worker.checkpoints.layer_parts import RopeScaling
+from tandem.worker.checkpoints.layer_parts import RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError
@@ -28,6 +28,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     known = CONFIG[architecture.name]
     wanted = _sizes(config, architecture) | _numbers(config) | _layers(config, architecture)
     wanted |= _experts(config, architecture) | states(config) | _gemma4(config, architecture)
+    wanted |= _latents(config, architecture)
     values: dict[str, Any] = {"pad_token_id": None}  # whatever the class has
     for key, value in wanted.items():
         rule = known.get(key)
@@ -157,6 +158,34 @@ def _gemma4(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     }
 
 
+def _latents(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    sizes = config.latents
+    if sizes is None:
+        return {}
+    values: dict[str, Any] = {
+        "num_key_value_heads": config.num_heads,
+        "head_dim": sizes.rotated,
+        "kv_lora_rank": sizes.rank,
+        "q_lora_rank": sizes.query_rank or None,
+        "qk_rope_head_dim": sizes.rotated,
+        "qk_nope_head_dim": sizes.unrotated,
+        "v_head_dim": sizes.value,
+        "scale_emb": _whole(config.embedding_multiplier),
+        # null: none
+        "scale_depth": (
+            None
+            if config.residual_multiplier == 1
+            else round(config.residual_multiplier * math.sqrt(config.num_layers), 10)
+        ),
+        "dim_model_base": _whole(round(config.hidden_size * config.logit_multiplier, 6)),
+    }
+    if architecture.experts is not None and config.experts is not None:
+        dense = config.experts.dense_layers
+        values["topk_method"] = "group_limited_greedy" if config.experts.groups > 1 else "greedy"
+        values["mlp_layer_types"] = ["dense" if layer in dense else "sparse" for layer in range(config.num_layers)]
+    return values
+
+
 def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     scaling = config.rope_scaling
     values: dict[str, Any] = {}
@@ -164,7 +193,11 @@ def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     if scaling is not None:
         parameters, values = _scaling(config, scaling)
     parameters["rope_theta"] = config.rope_theta
-    if config.rotary_dim is not None:
+    if scaling is not None and scaling.kind == "yarn" and config.latents is not None:
+        factor = math.sqrt(config.attention_scale * math.sqrt(config.latents.query))
+        grown = yarn_attention_factor(scaling.factor) - 1
+        parameters["mscale_all_dim"] = round((factor - 1) / grown, 10) if grown else 0.0
+    if config.rotary_dim is not None and config.latents is None:
         parameters["partial_rotary_factor"] = config.rotary_dim / config.layer_heads[-1].size
     if config.query_growth is not None and architecture.query_growth:
         parameters["llama_4_scaling_beta"] = config.query_growth.beta

@@ -15,20 +15,17 @@ from tandem.worker.checkpoints.hugging_face import row_order
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.places import places_of
+from tandem.worker.checkpoints.places import places_with_latents, transposed_by_head
 from tandem.worker.convert.described import describe
-from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
+from tandem.worker.convert.pieces import Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
-CONVERTED = tuple(name for name, each in ARCHITECTURES.items() if not each.latents)
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def write_hugging_face(source: Source, folder: Path) -> None:
     """Fills an empty folder. Raises ConvertError, CheckpointError, OSError."""
     checkpoint = source.checkpoint
-    if checkpoint.config.architecture not in CONVERTED:
-        raise ConvertError(f"{checkpoint.config.architecture} is not converted; converted are {', '.join(CONVERTED)}")
     described = describe(checkpoint.config)
     name = str(source.dtype).removeprefix("torch.")
     described |= {"torch_dtype": name, "bos_token_id": checkpoint.bos_id, "eos_token_id": _ids(checkpoint.eos_ids)}
@@ -74,7 +71,10 @@ def _write_tensors(source: Source, folder: Path) -> None:
             key = target.stored, target.expert
             if key not in joined:
                 joined[key] = _Joined(torch.empty(shape[::-1] if target.transposed else shape, dtype=source.dtype))
-            if joined[key].fill(target.rows, torch.cat(list(pieces)), tuple(tensor.shape)):
+            part = torch.cat(list(pieces)).view(source.dtype).view(tuple(tensor.shape))
+            if name.endswith("key_up"):
+                part = transposed_by_head(part, source.checkpoint.config.num_heads)
+            if joined[key].fill(target.rows, part):
                 whole = joined.pop(key).whole
                 whole = whole.t().contiguous() if target.transposed else whole
                 write_at(file, offset, iter([whole.reshape(-1).view(torch.uint8)]))
@@ -122,10 +122,10 @@ class _Joined:
     whole: torch.Tensor
     filled: int = 0
 
-    def fill(self, rows: slice | torch.Tensor, raw: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    def fill(self, rows: slice | torch.Tensor, part: torch.Tensor) -> bool:
         """Puts rows in; tells whether all are there."""
-        self.whole[rows] = raw.view(self.whole.dtype).view(shape)
-        self.filled += shape[0]
+        self.whole[rows] = part
+        self.filled += len(part)
         return self.filled == len(self.whole)
 
 
@@ -142,7 +142,7 @@ class _Layout:
         others = {name: shape for name, shape in config.tensor_shapes().items() if name not in found}
         by_turns = self._architecture.experts_by_turns
         self._pieces = found
-        self._places, shapes = places_of(others, self._architecture.stored_name, by_turns=by_turns)
+        self._places, shapes = places_with_latents(config, others, self._architecture.stored_name, by_turns=by_turns)
         if self._architecture.transposed_experts:
             shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
         shapes |= {piece.stored: piece.shape for piece in found.values()}

@@ -229,10 +229,13 @@ class HeadLinear(Linear):
     def __init__(self, heads: int, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         super().__init__(in_features, heads * out_features, dtype)
         self.weight_rows = out_features
+        self.joined: Callable[[torch.Tensor], torch.Tensor] | None = None  # computes all heads together
 
     def without_bias(self, x: Rows) -> torch.Tensor:
         """See `Linear`."""
         assert isinstance(x, torch.Tensor)
+        if self.joined is not None:
+            return self.joined(x)
         rows = x.transpose(0, 1).contiguous()
         return torch.cat([weight(each) for weight, each in zip(self.weights, rows, strict=True)], dim=1)
 

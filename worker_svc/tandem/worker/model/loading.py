@@ -11,7 +11,7 @@ from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import cpu_operations
-from tandem.worker.model.linear import panels_for
+from tandem.worker.model.linear import HeadLinear, panels_for
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.operations import Operations, TorchOperations
 from tandem.worker.model.parallel import ALONE, Ranks
@@ -78,6 +78,8 @@ def load_transformer(
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
             module.join()
+        elif isinstance(module, HeadLinear):
+            module.joined = model.operations.join_heads(module)
     model.multiply_by(model.operations.products[0])
     return model
 

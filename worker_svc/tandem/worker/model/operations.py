@@ -139,6 +139,11 @@ class Operations(Protocol):
         """Allocates a quantized matrix."""
         ...
 
+    def join_heads(self, linear: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Makes one product of a `HeadLinear` that has its weights, `[N, heads, in] -> [N, heads * out]`; returns None
+        where heads are multiplied one by one."""
+        ...
+
     def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
         """Makes one of a layer's experts, each a `FeedForward` with its weights; returns why not, where it cannot."""
         ...
@@ -219,6 +224,9 @@ class TorchOperations:
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
     ) -> QuantizedWeight:
         return QuantizedWeight(kind, rows, columns, like, device)
+
+    def join_heads(self, linear: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return None
 
     def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
         return "there are no kernels for it"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from tandem.worker.checkpoints.layer_parts import Experts
-from tandem.worker.model.cpu.matrices import Matrix, matrices_of
+from tandem.worker.model.cpu.matrices import ALIKE, Matrix, matrices_of
 from tandem.worker.model.cpu.native.layers import GATES
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.feed_forward import FeedForward
@@ -28,7 +28,6 @@ from tandem.worker.model.moe import choose, sigmoid
 
 _KINDS = {**GATES, "relu2": 2}
 _CLAMPED = 3  # as in gates.h
-_ALIKE = ("bits", "half", "per_channel", "inputs", "outputs", "panels", "groups", "group")
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -101,6 +100,6 @@ def _matrices(linears: Sequence[Linear]) -> ctypes.Array[Matrix]:
     if any(len(some) != 1 for some in found):
         raise ValueError("there are no kernels for their matrices")
     matrices = [matrix for (matrix,) in found]
-    if len({tuple(getattr(matrix, name) for name in _ALIKE) for matrix in matrices}) > 1:
+    if len({tuple(getattr(matrix, name) for name in ALIKE) for matrix in matrices}) > 1:
         raise ValueError("experts' matrices are of different kinds")
     return (Matrix * len(matrices))(*matrices)

@@ -12,6 +12,8 @@ from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.linear import HalfPanels, Linear
 from tandem.worker.model.quantization import QuantizedWeight
 
+# What is the same of matrices that are stored alike.
+ALIKE = ("bits", "half", "per_channel", "inputs", "outputs", "panels", "groups", "group")
 _WIDE, _FLOAT8 = 0, -8  # as in matrices.h
 _Pointer, _Size, _Number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 

@@ -16,15 +16,18 @@ from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu import native, recurrence
 from tandem.worker.model.cpu.experts import CompiledExperts
+from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
+from tandem.worker.model.linear import HeadLinear
 from tandem.worker.model.operations import JoinedExperts, Operations, Plan, TorchOperations
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.unfinished import FINISHED, Unfinished
 
+_PIECE = 8  # of a latent's queries that are a piece of work
 _BLOCK_ROWS = 64  # queries of one kv head that share each look at a page: their numbers stay in the first two caches
 
 
@@ -82,6 +85,13 @@ class NativeOperations(TorchOperations):
             return recurrence.recur(rule, layer, mixed.float(), gates.float(), plan).to(mixed.dtype)
         return super().recur(rule, layer, mixed, gates, plan)
 
+    def join_heads(self, linear: torch.nn.Module) -> CompiledHeads | None:
+        assert isinstance(linear, HeadLinear)
+        try:
+            return CompiledHeads(linear)
+        except ValueError:
+            return None
+
     def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
         try:
             return CompiledExperts(config, experts)  # type: ignore[arg-type]
@@ -103,8 +113,11 @@ class NativePlan:
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
         """See `AttentionPlan`."""
-        self._format = cache.shape.format.name
-        block = max(1, _BLOCK_ROWS // (num_heads // kind.heads.number))
+        self._format, self._latent = cache.shape.format.name, kind.heads.latent
+        group = num_heads // kind.heads.number
+        # All heads look at one latent: without pieces, a thread would have them all.
+        shares = group // max(part for part in range(1, _PIECE + 1) if group % part == 0) if self._latent else 1
+        block = max(1, _BLOCK_ROWS // (group // shares))
         lengths = [segment.length for segment in segments]
         self.rows = sum(lengths)
         self.work = layers.AttentionWork(
@@ -113,11 +126,12 @@ class NativePlan:
             most=min(block, max(lengths, default=1)),
             keys=sum(segment.length * (segment.position + segment.length) for segment in segments),
             window=kind.window,
+            shares=shares,
         )
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
-        out = layers.attention(self.work, self._format, keys, values, q.float(), scores)
+        out = layers.attention(self.work, self._format, keys, values, q.float(), scores, self._latent)
         if len(out) != self.rows:
             self._clear_padding(out)
         return out.to(q.dtype)

@@ -311,6 +311,9 @@ class TritonOperations:
     ) -> QuantizedWeight:
         return KernelWeight(kind, rows, columns, like, device, reproducible=self.reproducible)
 
+    def join_heads(self, linear: torch.nn.Module) -> None:
+        """Returns None: there is no kernel; the start refuses such models."""
+
     def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
         try:
             return JoinedExperts(

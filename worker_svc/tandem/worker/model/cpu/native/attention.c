@@ -24,7 +24,9 @@ typedef struct {
     const float *q;  // [rows, heads, head_dim], rows `stride` apart
     int64_t stride;
     float *out;  // [rows, heads * head_dim]
-    int64_t kv_heads, group, head_dim, page_size, window;
+    // A kv head's `shares * group` queries of a token are `shares` pieces of work. Values are `value_dim` numbers, of a
+    // vector as long as a key; the rest of `out` is 0.
+    int64_t kv_heads, group, shares, head_dim, value_dim, page_size, window;
     float scale, cap;    // cap 0: none
     const float *sinks;  // [heads], one more score each, of a value that is 0; or 0
 } Attention;
@@ -133,11 +135,11 @@ INLINE void output_tile(const int rows, const int vectors, const float *p, int64
         for (int n = 0; n < vectors; n++) _mm256_storeu_ps(o + r * d + 8 * n, sum[r][n]);
 }
 
-INLINE void output_rows(const int rows, const float *p, int64_t width, const float *v, int64_t d, int64_t keys,
-                        float *o) {
+INLINE void output_rows(const int rows, const float *p, int64_t width, const float *v, int64_t d, int64_t columns,
+                        int64_t keys, float *o) {
     int64_t i = 0;
-    for (; i + 16 <= d; i += 16) output_tile(rows, 2, p, width, v + i, d, keys, o + i);
-    if (i < d) output_tile(rows, 1, p, width, v + i, d, keys, o + i);
+    for (; i + 16 <= columns; i += 16) output_tile(rows, 2, p, width, v + i, d, keys, o + i);
+    if (i < columns) output_tile(rows, 1, p, width, v + i, d, keys, o + i);
 }
 
 // s [width] = cap * tanh(s / cap), where tanh(x) = 1 - 2 / (1 + e^2x).
@@ -200,9 +202,12 @@ INLINE int64_t oldest_seen(int64_t window, int64_t place) {
     return window && place >= window ? place - window + 1 : 0;
 }
 
+// `head` counts pieces of work.
 static void attend(const Attention *a, const int32_t *block, int64_t head, float *room) {
-    const int64_t d = a->head_dim, size = a->page_size, width = (size + 7) / 8 * 8;
-    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, heads = a->kv_heads * a->group;
+    const int64_t d = a->head_dim, kv_head = head / a->shares, size = a->page_size, width = (size + 7) / 8 * 8;
+    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group;
+    const int64_t heads = a->kv_heads * a->shares * a->group;
+    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
     const int32_t *pages = a->tables + block[3] * a->width;
     float *q = room, *o = q + rows * d, *s = o + rows * d, *m = s + rows * width, *l = m + rows;
     float *key_room = l + rows, *value_room = key_room + size * d;
@@ -218,7 +223,8 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
     for (int64_t start = oldest / size * size; start < position + tokens; start += size) {
         const int64_t page = pages[start / size],
                       keys = position + tokens - start < size ? position + tokens - start : size;
-        const float *k = tile(a, 0, page, head, keys, key_room), *v = tile(a, 1, page, head, keys, value_room);
+        const float *k = tile(a, 0, page, kv_head, keys, key_room);
+        const float *v = one ? k : tile(a, 1, page, kv_head, keys, value_room);
         const int64_t looked_at = (keys + 7) / 8 * 8;
 #define CALL(R) score_rows(R, q + row * d, k, d, keys, size, s + row * width, width)
         BY_ROWS(rows, 3, CALL)
@@ -229,7 +235,7 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
             if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
             soften(s + row * width, looked_at, first, last, o + row * d, d, m + row, l + row);
         }
-#define CALL(R) output_rows(R, s + row * width, width, v, d, keys, o + row * d)
+#define CALL(R) output_rows(R, s + row * width, width, v, d, a->value_dim, keys, o + row * d)
         BY_ROWS(rows, 6, CALL)
 #undef CALL
     }
@@ -245,8 +251,8 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
                      int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
-                     int64_t head_dim, int64_t page_size, int64_t window, float scale, float cap, const float *sinks,
-                     int threads) {
+                     int64_t shares, int64_t head_dim, int64_t value_dim, int64_t page_size, int64_t window,
+                     float scale, float cap, const float *sinks, int threads) {
     const Attention a = {{{keys, key_constants}, {values, value_constants}},
                          format,
                          blocks,
@@ -257,7 +263,9 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          out,
                          kv_heads,
                          group,
+                         shares,
                          head_dim,
+                         value_dim,
                          page_size,
                          window,
                          scale,
@@ -274,8 +282,8 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
             failed = 1;
         }
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t job = 0; job < count * kv_heads; job++)
-            if (room) attend(&a, blocks + job / kv_heads * 6, job % kv_heads, room);
+        for (int64_t job = 0; job < count * kv_heads * shares; job++)
+            if (room) attend(&a, blocks + job / (kv_heads * shares) * 6, job % (kv_heads * shares), room);
         free(room);
     }
     return failed;

@@ -81,8 +81,8 @@ int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begi
     if (s->attending != s->rows) memset(s->attended, 0, (size_t)(s->rows * heads * d) * sizeof(float));
     const int failed = tandem_attention(keys->numbers, keys->constants, values->numbers, values->constants, s->format,
                                         s->blocks, s->count, s->most, s->tables, s->width, s->qkv, stride, s->attended,
-                                        h->kv_heads, heads / h->kv_heads, d, s->page_size, s->window, l->scale, l->cap,
-                                        l->sinks, s->attention_threads);
+                                        h->kv_heads, heads / h->kv_heads, 1, d, d, s->page_size, s->window, l->scale,
+                                        l->cap, l->sinks, s->attention_threads);
     product(&l->output, s->attended, delta, s);
     leave(l, s, delta, l->leave_attention);
     const float *entering = enter(l, s, x, delta, l->enter_mlp);

@@ -63,6 +63,7 @@ class AttentionWork:
     most: int  # tokens in a block
     keys: int  # that all blocks' tokens look at, each counted for itself
     window: int
+    shares: int = 1  # pieces of work that the queries of a kv head are divided into
 
 
 def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -157,9 +158,10 @@ def rotate_and_store(
 
 
 def attention(
-    work: AttentionWork, format_name: str, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores
+    work: AttentionWork, format_name: str, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores, latent: int = 0
 ) -> torch.Tensor:
-    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no block hold anything."""
+    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no block hold anything. Unless
+    `latent` is 0, values are the first so many numbers, and the others of what is given are 0."""
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim))
     kv_heads, page_size = keys[0].shape[1:3]
@@ -176,8 +178,10 @@ def attention(
         q.stride(0),
         out.data_ptr(),
         kv_heads,
-        heads // kv_heads,
+        heads // kv_heads // work.shares,
+        work.shares,
         head_dim,
+        head_dim if latent % LANES else latent or head_dim,
         page_size,
         work.window,
         scores.scale,

@@ -41,8 +41,8 @@ void tandem_store(const float *from, const Pages *pages, int64_t place, int64_t 
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
                      int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
-                     int64_t head_dim, int64_t page_size, int64_t window, float scale, float cap, const float *sinks,
-                     int threads);
+                     int64_t shares, int64_t head_dim, int64_t value_dim, int64_t page_size, int64_t window,
+                     float scale, float cap, const float *sinks, int threads);
 
 // What a step of a layer with states reads and writes. By kind (null or 0 where it has none):
 //

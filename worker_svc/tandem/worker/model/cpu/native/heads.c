@@ -1,0 +1,42 @@
+// The product of each head with a matrix of its own, all heads in one call: a thread takes a whole head, so that its
+// numbers are those of the head's product for itself.
+
+#include "matrices.h"
+#include "operations.h"
+
+#define WORTH (1 << 17)  // multiplications that take about as long as it takes to wake a thread
+
+static int64_t room_of(const Matrix *m, int64_t rows) {
+    if (m->bits == WIDE) return rows * ((m->inputs + 31) / 32 * 32);
+    if (m->bits == 8 || m->bits == 4) return 2 * rows * m->groups * (m->group / 2 + 2);
+    return 0;
+}
+
+static void multiply(const Matrix *m, const float *x, int32_t *room, float *out, int64_t rows) {
+    if (m->bits == WIDE) tandem_wide_product(m->half, m->numbers, x, room, out, rows, m->inputs, m->outputs, 1);
+    else if (m->bits == FLOAT8)
+        tandem_float8_product(m->numbers, m->scale, m->groups, x, out, rows, m->inputs, m->panels, 1);
+    else if (m->bits == 16) tandem_half_product(m->half, m->numbers, x, out, rows, m->inputs, m->panels, 1);
+    else
+        tandem_quantized_product(m->bits, m->numbers, m->scale, m->least, m->table, m->half, m->per_channel, x,
+                                 m->inputs, room, out, rows, m->panels, m->groups, m->group, 1);
+}
+
+// x [heads, rows, inputs] -> out [heads, rows, width], by matrices that are stored alike. Returns 0, or 1 without memory.
+int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out, int64_t rows, int threads) {
+    const int64_t inputs = heads->inputs, width = heads->bits == WIDE ? heads->outputs : heads->panels * PANEL;
+    int failed = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1 && count * rows * inputs * width > WORTH)
+    {
+        int32_t *room = malloc((size_t)(room_of(heads, rows) + 16) * sizeof(int32_t));
+        if (!room) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t head = 0; head < count; head++)
+            if (room) multiply(heads + head, x + head * rows * inputs, room, out + head * rows * width, rows);
+        free(room);
+    }
+    return failed;
+}
