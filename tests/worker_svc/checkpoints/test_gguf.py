@@ -84,7 +84,7 @@ def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monke
     stored = load_transformer(open_checkpoint(path), "cpu", torch.float32)
     whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
     kept = [module for module in stored.modules() if isinstance(module, QuantizedWeight)]
-    code = {"IQ4_NL": "iq4", "IQ4_XS": "iq4", "MXFP4": "e2m1"}.get(kind, "")
+    code = {"Q4_0": "int4", "IQ4_NL": "iq4", "IQ4_XS": "iq4", "MXFP4": "e2m1"}.get(kind, "")
     assert {weight.kind for weight in kept} == {Quantization(8 if kind in ("Q8_0", "Q5_0") else 4, 32, code)}
     (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
     everything = torch.arange(256)
@@ -95,7 +95,7 @@ def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monke
 FINE = {
     "Q5_1": Quantization(8, 32),
     "Q2_K": Quantization(4, 16),
-    "Q3_K": Quantization(4, 16),
+    "Q3_K": Quantization(4, 16, "int4"),
     "Q5_K": Quantization(8, 32),
     "Q6_K": Quantization(8, 16),
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
+from tandem.worker.checkpoints.grouped import E8M0, UNIT, Grouped, Quantization
 from tandem.worker.model.cpu import native
 from tandem.worker.model.linear import HalfPanels
 from tandem.worker.model.quantization import QuantizedWeight
@@ -18,6 +19,7 @@ from tandem.worker.model.quantization import QuantizedWeight
 KINDS = [
     Quantization(8, 0),
     *(Quantization(bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)),
+    *(Quantization(4, group, "int4") for group in (16, 32, 128)),
     Quantization(4, 32, "e2m1"),
     Quantization(4, 64, "nf4"),
     Quantization(4, 128, "iq4"),
@@ -35,6 +37,8 @@ def _compiled() -> None:
 def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtype) -> Grouped:
     generator = torch.Generator().manual_seed(rows * columns)
     groups = -(-columns // kind.group) if kind.group else 1
+    if dtype == torch.int8:
+        return in_multiples(random_matrix(kind, rows, columns, torch.float16), generator)
     scale = torch.rand((rows, groups), generator=generator).to(dtype)
     if kind.code == "e2m1":
         scale = torch.randint(110, 130, scale.shape, dtype=E8M0, generator=generator)
@@ -49,13 +53,30 @@ def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtyp
     return Grouped(kind, q, scale, torch.randn((rows, groups), generator=generator).to(dtype))
 
 
+def in_multiples(matrix: Grouped, generator: torch.Generator) -> Grouped:
+    """With scales, and least numbers if it has some, that are multiples of units."""
+
+    def counts() -> torch.Tensor:
+        return torch.randint(-128, 128, matrix.scale.shape, dtype=torch.int8, generator=generator)
+
+    rows, columns = matrix.q.shape
+    scale_unit, least_unit = torch.rand((2, rows, -(-columns // UNIT)), generator=generator).half()
+    if matrix.least is None:
+        return replace(matrix, scale=counts(), units=(scale_unit, None))
+    return replace(matrix, scale=counts(), least=counts(), units=(scale_unit, least_unit))
+
+
 def stored(matrix: Grouped) -> QuantizedWeight:
     rows, columns = matrix.q.shape
     weight = QuantizedWeight(matrix.kind, rows, columns, matrix, CPU)
     for start in range(0, rows, 7):
         part = slice(start, start + 7)
         least = None if matrix.least is None else matrix.least[part]
-        weight.fill(start, Grouped(matrix.kind, matrix.q[part], matrix.scale[part], least, matrix.order))
+        units = None
+        if matrix.units is not None:
+            scale_unit, least_unit = matrix.units
+            units = scale_unit[part], None if least_unit is None else least_unit[part]
+        weight.fill(start, Grouped(matrix.kind, matrix.q[part], matrix.scale[part], least, matrix.order, units))
     return weight
 
 
@@ -72,12 +93,14 @@ def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
     return stored(Grouped(Quantization(8, group), diagonal, torch.ones((columns, groups)), None))(x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(50, 172), (33, 64), (100, 600), (3, 20)])
 def test_a_quantized_product_is_that_of_the_quantized_numbers(
     kind: Quantization, dtype: torch.dtype, rows: int, columns: int
 ) -> None:
+    if dtype == torch.int8 and (not kind.group or kind.code == "e2m1"):
+        pytest.skip("its scales are no multiples")
     matrix = random_matrix(kind, rows, columns, dtype)
     weight = stored(matrix)
     assert torch.equal(weight.rows(slice(None)), matrix.dequantize())
@@ -94,7 +117,13 @@ def test_a_quantized_product_is_that_of_the_quantized_numbers(
 def test_wide_registers_change_no_bit(kind: Quantization) -> None:
     if not native.allow_wide(True):
         pytest.skip("no AVX-512 with VNNI")
-    for dtype, (rows, columns) in ((torch.float32, (100, 1300)), (torch.float16, (33, 64)), (torch.float32, (3, 20))):
+    dtypes = (
+        torch.float32,
+        torch.float16,
+        torch.float32,
+        *([torch.int8] if kind.group and kind.code != "e2m1" else []),
+    )
+    for dtype, (rows, columns) in zip(dtypes, ((100, 1300), (33, 64), (3, 20), (40, 600)), strict=False):
         weight = stored(random_matrix(kind, rows, columns, dtype))
         for count in (*range(1, 18), 40):
             x = random_rows(count, columns)
@@ -154,8 +183,12 @@ def half_panels() -> HalfPanels:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     "make",
-    [half_panels, *(lambda kind=kind: stored(random_matrix(kind, 150, 700, torch.float16)) for kind in KINDS)],
-    ids=["half", *map(str, KINDS)],
+    [
+        half_panels,
+        *(lambda kind=kind: stored(random_matrix(kind, 150, 700, torch.float16)) for kind in KINDS),
+        *(lambda kind=kind: stored(random_matrix(kind, 150, 700, torch.int8)) for kind in KINDS[2:7:4]),
+    ],
+    ids=["half", *map(str, KINDS), *(f"{kind} in multiples" for kind in KINDS[2:7:4])],
 )
 def test_a_row_has_the_same_bits_in_any_company(make: Callable[[], torch.nn.Module], threads: int) -> None:
     weight, x = make(), random_rows(130, 700)

@@ -104,19 +104,17 @@ class QuantizedTensor:
         others."""
         blocks = self.blocks.reshape(-1, self.kind.block_bytes)
         kind, least = Quantization(4, 32), None
+        units: tuple[torch.Tensor, torch.Tensor | None] | None = None
         match self.kind.name:
             case "Q8_0":
                 kind, q, scale = Quantization(8, 32), blocks[:, 2:].view(torch.int8), _stored_half(blocks, 0)
             case "Q4_0":
-                q, scale = _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)
-                if not (scale * 8).isfinite().all():
-                    scale = scale.float()
-                least = scale * -8
+                kind, q, scale = Quantization(4, 32, "int4"), _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)
             case "Q4_1":
                 q, scale, least = _nibbles(blocks[:, 4:], 16), _stored_half(blocks, 0), _stored_half(blocks, 2)
             case "Q4_K":
-                scales, minima = _six_bit_pairs(blocks[:, 4:16])
-                q, scale, least = _nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+                q, scale, least = _nibbles(blocks[:, 16:], 32), *_six_bit_pairs(blocks[:, 4:16])
+                units = _stored_half(blocks, 0), _stored_half(blocks, 2)
             case "Q5_0":
                 kind, q, scale = Quantization(8, 32), _q5_0_numbers(blocks), _stored_half(blocks, 0)
             case "Q5_1":
@@ -124,21 +122,23 @@ class QuantizedTensor:
                 scale, least = _stored_half(blocks, 0), _stored_half(blocks, 2)
             case "Q2_K":
                 kind, q = Quantization(4, 16), _q2_k_numbers(blocks)
-                scale, minima = _q2_k_scales(blocks)
-                least = -minima
+                scale, least = blocks[:, :16] & 15, blocks[:, :16] >> 4
+                units = _stored_half(blocks, 80), _stored_half(blocks, 82)
             case "Q3_K":
-                kind, q, scale = Quantization(4, 16), _q3_k_numbers(blocks) + 4, _q3_k_scales(blocks)
-                least = scale * -4
+                kind, q, scale = Quantization(4, 16, "int4"), _q3_k_numbers(blocks) + 8, _q3_k_multiples(blocks)
+                units = _stored_half(blocks, 108), None
             case "Q5_K":
-                scales, minima = _six_bit_pairs(blocks[:, 4:16])
                 kind, q = Quantization(8, 32), _q5_k_numbers(blocks).to(torch.int8)
-                scale, least = _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+                scale, least = _six_bit_pairs(blocks[:, 4:16])
+                units = _stored_half(blocks, 0), _stored_half(blocks, 2)
             case "Q6_K":
-                kind, q, scale = Quantization(8, 16), _q6_k_numbers(blocks), _q6_k_scales(blocks)
+                kind, q, scale = Quantization(8, 16), _q6_k_numbers(blocks), blocks[:, 192:208].view(torch.int8)
+                units = _stored_half(blocks, 208), None
             case "IQ4_NL":
                 kind, q, scale = Quantization(4, 32, "iq4"), _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)
             case "IQ4_XS":
-                kind, q, scale = Quantization(4, 32, "iq4"), _nibbles(blocks[:, 8:], 16), _iq4_xs_scales(blocks)
+                kind, q, scale = Quantization(4, 32, "iq4"), _nibbles(blocks[:, 8:], 16), _iq4_xs_multiples(blocks)
+                units = _stored_half(blocks, 0), None
             case "MXFP4":
                 kind, q, scale = (
                     Quantization(4, 32, "e2m1"),
@@ -148,8 +148,15 @@ class QuantizedTensor:
             case _:
                 return None
         rows, columns = self.shape
-        least = None if least is None else least.view(rows, -1)
-        return Grouped(kind, q.reshape(rows, columns), scale.view(rows, -1), least, self.order)
+        q, scale = q.reshape(rows, columns), scale.reshape(rows, -1)
+        least = None if least is None else least.reshape(rows, -1)
+        if units is None:
+            return Grouped(kind, q, scale, least, self.order)
+        scale_unit, least_unit = units
+        if least is not None and least_unit is not None:  # in these kinds it is what is subtracted
+            least, least_unit = -least.to(torch.int8), least_unit.view(rows, -1)
+        units = scale_unit.view(rows, -1), least_unit
+        return Grouped(kind, q, scale.to(torch.int8), least, self.order, units)
 
 
 def _stored_half(blocks: torch.Tensor, at: int) -> torch.Tensor:
@@ -219,13 +226,10 @@ def _q2_k_numbers(blocks: torch.Tensor) -> torch.Tensor:
     return _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).view(len(blocks), -1)
 
 
-def _q2_k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scales = blocks[:, :16]
-    return _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4)
-
-
 def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
-    return _in_runs(_q2_k_numbers(blocks), *_q2_k_scales(blocks))
+    multiples = blocks[:, :16]
+    scale, low = _half(blocks, 80) * (multiples & 15), _half(blocks, 82) * (multiples >> 4)
+    return _in_runs(_q2_k_numbers(blocks), scale, low)
 
 
 def _q3_k_numbers(blocks: torch.Tensor) -> torch.Tensor:
@@ -234,13 +238,13 @@ def _q3_k_numbers(blocks: torch.Tensor) -> torch.Tensor:
     return (q | high << 2).to(torch.int8) - 4
 
 
-def _q3_k_scales(blocks: torch.Tensor) -> torch.Tensor:
+def _q3_k_multiples(blocks: torch.Tensor) -> torch.Tensor:
     scales = _fields(blocks[:, 96:104], 4).flatten(1) | _fields(blocks[:, 104:108], 2).flatten(1) << 4
-    return _half(blocks, 108) * (scales.to(torch.int8) - 32)
+    return scales.to(torch.int8) - 32
 
 
 def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
-    return _in_runs(_q3_k_numbers(blocks), _q3_k_scales(blocks))
+    return _in_runs(_q3_k_numbers(blocks), _half(blocks, 108) * _q3_k_multiples(blocks))
 
 
 def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -287,13 +291,13 @@ def _iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
     return _table("iq4", _nibbles(blocks[:, 2:], 16)).mul_(_half(blocks, 0))
 
 
-def _iq4_xs_scales(blocks: torch.Tensor) -> torch.Tensor:
+def _iq4_xs_multiples(blocks: torch.Tensor) -> torch.Tensor:
     low, high = _fields(blocks[:, 4:8].unsqueeze(-1), 4).flatten(1), _fields(blocks[:, 2:4].unsqueeze(-1), 2).flatten(1)
-    return _half(blocks, 0) * ((low | high << 4).to(torch.int8) - 32)
+    return (low | high << 4).to(torch.int8) - 32
 
 
 def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    return _in_runs(_table("iq4", _nibbles(blocks[:, 8:], 16)), _iq4_xs_scales(blocks))
+    return _in_runs(_table("iq4", _nibbles(blocks[:, 8:], 16)), _half(blocks, 0) * _iq4_xs_multiples(blocks))
 
 
 def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:

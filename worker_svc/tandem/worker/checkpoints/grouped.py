@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 GROUPS = (32, 64, 128)  # numbers that share a scale
 FINE_GROUP = 16  # the same in some files; compiled products alone know it
+UNIT = 256  # numbers whose scales are multiples of the same one, where they are small integers
 DEFAULT_INT4_GROUP = 64
 FLOAT8 = torch.float8_e4m3fn
 E8M0 = torch.uint8  # of scales: each is 2^(number - 127)
@@ -60,7 +61,8 @@ class Grouped:
 
     q: `[rows, columns]`, int8 or, for 4 bits, uint8 from 0 to 15.
     scale, least: `[rows, groups]`, one column where a channel has one scale; float16 or float32. Scales may be `E8M0`.
-        A number is `q scale + least`.
+        A number is `q scale + least`. With `units`, both are int8.
+    units: `[rows, units]` float16, of which scales and least numbers of `UNIT` columns each are multiples.
     order: `[columns]`, which of an input's numbers each column multiplies; None: that of its place.
     """
 
@@ -69,6 +71,17 @@ class Grouped:
     scale: torch.Tensor
     least: torch.Tensor | None
     order: torch.Tensor | None = None
+    units: tuple[torch.Tensor, torch.Tensor | None] | None = None
+
+    def with_floats(self) -> Grouped:
+        """Returns the same without units: scales and least numbers are float32, in which multiples are exact."""
+        if self.units is None:
+            return self
+        scale_unit, least_unit = self.units
+        scale = _multiples(self.scale, scale_unit, self.kind.group)
+        if self.least is None or least_unit is None:
+            return replace(self, scale=scale, units=None)
+        return replace(self, scale=scale, least=_multiples(self.least, least_unit, self.kind.group), units=None)
 
     @property
     def compiled_alone(self) -> bool:
@@ -78,6 +91,8 @@ class Grouped:
 
     def dequantize(self) -> torch.Tensor:
         """Returns the numbers, `[rows, columns]` float32, in the order of the inputs."""
+        if self.units is not None:
+            return self.with_floats().dequantize()
         rows, columns = self.q.shape
         group = self.kind.group or columns
         groups = self.scale.shape[1]
@@ -89,6 +104,10 @@ class Grouped:
             numbers += self.least.float().unsqueeze(-1)
         numbers = numbers.view(rows, groups * group)[:, :columns]
         return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
+
+
+def _multiples(counts: torch.Tensor, unit: torch.Tensor, group: int) -> torch.Tensor:
+    return unit.float().repeat_interleave(UNIT // group, 1)[:, : counts.shape[1]] * counts
 
 
 @dataclass(frozen=True, slots=True)

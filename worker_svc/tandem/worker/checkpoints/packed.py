@@ -155,23 +155,24 @@ class PackedMatrix:
         return q if self.order is None else q[self.order]
 
     def grouped(self) -> Grouped | None:
-        """Returns them in groups; float16 scales where every zero is 8, else float32, which holds scale x zero. None:
-        8 bits, with zeros."""
+        """Returns them in groups; where not every zero is 8, scales are float32, which holds scale x zero. None: of 8
+        bits, with zeros."""
         group, q = self._group, self._numbers()
         # The stored group of each of ours, whose size divides the stored one's.
         first, last = self.inputs.start // group, -(-self.inputs.stop // group)
         stored = torch.arange(first, last) * group // (self.packing.group or self.inputs.stop)
         scale = self.parts["scales"][stored][:, self.rows].t()
-        if self.packing.bits == 8:
-            if not self.symmetric:
+        eight_bits = self.packing.bits == 8
+        if not self.symmetric:
+            if eight_bits:
                 return None
-            scale = scale.contiguous() if scale.dtype == torch.float16 else scale.float()
-            return Grouped(Quantization(8, group), (q - 128).t().contiguous().to(torch.int8), scale, None, self.order)
-        scale = scale.float()
-        least = -scale * self._zeros()[stored].t()
-        if self.symmetric and self.parts["scales"].dtype == torch.float16 and least.half().isfinite().all():
-            scale, least = scale.half(), least.half()
-        return Grouped(Quantization(4, group), q.t().contiguous().to(torch.uint8), scale, least, self.order)
+            scale = scale.float()
+            least = -scale * self._zeros()[stored].t()
+            return Grouped(Quantization(4, group), q.t().contiguous().to(torch.uint8), scale, least, self.order)
+        scale = scale.contiguous() if scale.dtype == torch.float16 else scale.float()
+        kind = Quantization(8, group) if eight_bits else Quantization(4, group, "int4")
+        q = (q - 128).to(torch.int8) if eight_bits else q.to(torch.uint8)
+        return Grouped(kind, q.t().contiguous(), scale, None, self.order)
 
     def float8(self) -> None:
         """Returns None: they are whole numbers."""

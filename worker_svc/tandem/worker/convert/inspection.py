@@ -25,9 +25,10 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.kv_cache import CacheShape
 from tandem.worker.model.kv_formats import kv_format
 
-# Of a number, in memory. Those of the second line are kept where a CPU's products are compiled; elsewhere they have 16.
-_KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 5, "Q4_1": 5, "Q4_K": 6, "IQ4_NL": 4.5, "IQ4_XS": 5, "MXFP4": 4.25}
-_KEPT_BITS |= {"Q5_0": 8.5, "Q5_1": 9, "Q2_K": 8, "Q3_K": 8, "Q5_K": 10, "Q6_K": 10}
+# Of a number, in memory, where a CPU's products are compiled. Elsewhere those of the second line have 16, and Q4_K and
+# IQ4_XS 6 and 5.
+_KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.25}
+_KEPT_BITS |= {"Q5_0": 8.5, "Q5_1": 9, "Q2_K": 5.125, "Q3_K": 4.5625, "Q5_K": 8.625, "Q6_K": 8.5625}
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json")
 

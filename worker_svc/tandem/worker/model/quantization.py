@@ -4,7 +4,7 @@
     int4    w = scale q + least    q from 0 to 15; one scale and one least number a group of 32, 64 or 128
     codes   w = scale table[q]     the same q and groups; what each stands for is a whole number of `CODES`
 
-Compiled products (below) take groups of 16 too, and int8 with a least number.
+Compiled products (below) take groups of 16 too, int8 with a least number, and scales that are multiples of a unit.
 
 On a CPU with compiled products (`native`) a row of activations is quantized too: to int16, with one scale for each
 group, so that what is summed up within a group are exact integers and no row depends on another. Elsewhere the weights
@@ -78,6 +78,8 @@ class QuantizedWeight(torch.nn.Module):
     q: torch.Tensor  # [out, words] int16, or panels of them, as the others
     scale: torch.Tensor  # [out, groups]
     least: torch.Tensor | None  # [out, groups]
+    scale_unit: torch.Tensor | None  # [out, units], see `Grouped`
+    least_unit: torch.Tensor | None  # the same
     table: torch.Tensor | None  # [16] int16, what the numbers of a code stand for
     order: torch.Tensor | None  # [in], which of an input's numbers each column multiplies
 
@@ -100,6 +102,8 @@ class QuantizedWeight(torch.nn.Module):
         self.register_buffer("q", empty(self._width * kind.bits // 16, torch.int16))
         self.register_buffer("scale", empty(groups, like.scale.dtype))
         self.register_buffer("least", None if like.least is None else empty(groups, like.least.dtype))
+        for name, unit in zip(("scale_unit", "least_unit"), like.units or (None, None), strict=True):
+            self.register_buffer(name, None if unit is None else empty(unit.shape[1], unit.dtype))
         self.register_buffer("table", kind.numbers)
         self.register_buffer("order", like.order)
 
@@ -129,17 +133,20 @@ class QuantizedWeight(torch.nn.Module):
         """Keeps the first rows only."""
         self._rows = rows
 
-        def first(buffer: torch.Tensor) -> torch.Tensor:
-            return first_panels(buffer, rows) if self.compiled else buffer[:rows].clone()
+        for name in self._parts():
+            buffer = getattr(self, name)
+            setattr(self, name, first_panels(buffer, rows) if self.compiled else buffer[:rows].clone())
 
-        self.q, self.scale = first(self.q), first(self.scale)
-        self.least = None if self.least is None else first(self.least)
+    def _parts(self) -> dict[str, torch.Tensor]:
+        """Returns what has rows of its own for each of the matrix."""
+        names = ("q", "scale", "least", "scale_unit", "least_unit")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def takes(self, rows: Grouped) -> bool:
         """Tells whether these rows can be stored here."""
         if rows.kind != self.kind or rows.scale.dtype != self.scale.dtype:
             return False
-        if (rows.least is None) != (self.least is None):
+        if (rows.least is None) != (self.least is None) or (rows.units is None) != (self.scale_unit is None):
             return False
         if rows.order is None or self.order is None:
             return rows.order is self.order
@@ -151,11 +158,10 @@ class QuantizedWeight(torch.nn.Module):
         if self.kind.bits == 4:
             pairs = q.view(len(q), -1, 2, 2)
             q = (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(len(q), -1)
-        self._put(self.q, row, q.view(torch.int16))
-        self._put(self.scale, row, rows.scale)
-        if self.least is not None:
-            assert rows.least is not None
-            self._put(self.least, row, rows.least)
+        scale_unit, least_unit = rows.units or (None, None)
+        given = (q.view(torch.int16), rows.scale, rows.least, scale_unit, least_unit)
+        for buffer, part in zip(self._parts().values(), (part for part in given if part is not None), strict=True):
+            self._put(buffer, row, part)
 
     def _put(self, buffer: torch.Tensor, row: int, rows: torch.Tensor) -> None:
         if self.compiled:
@@ -176,15 +182,18 @@ class QuantizedWeight(torch.nn.Module):
             pairs = q.view(len(q), -1, 2)
             q = torch.stack((pairs & 15, pairs >> 4), dim=2).view(len(q), -1)
         least = None if self.least is None else some(self.least)
-        return Grouped(self.kind, q[:, : self.columns], some(self.scale), least, self.order).dequantize()
+        least_unit = None if self.least_unit is None else some(self.least_unit)
+        units = None if self.scale_unit is None else (some(self.scale_unit), least_unit)
+        return Grouped(self.kind, q[:, : self.columns], some(self.scale), least, self.order, units).dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
         if self.compiled:
             inputs = x.float() if self.order is None else x.float().index_select(1, self.order)
             product = native.quantized_product(
-                inputs, self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits, table=self.table
-            )
+                inputs, self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits, table=self.table,
+                scale_unit=self.scale_unit, least_unit=self.least_unit,
+            )  # fmt: skip
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
         return torch.cat([linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

@@ -120,6 +120,7 @@ class WeightFiller:
         for start, stored in _pieces(source, module.weight_rows):
             self._store(module, row + start, self._converted(stored, columns, least_bits))
             release(stored)
+        release(source)  # reading a piece brings pages of the one before back
         self._rows_left[module] -= len(source)
         if not self._rows_left[module]:
             self._settle(module)
@@ -141,8 +142,10 @@ class WeightFiller:
             if self._quantization == "stored":
                 part = stored if columns is None else stored.columns(columns)
                 kept = part.float8() or part.grouped()
-                if kept is not None and (self._compiled or isinstance(kept, Float8Rows) or not kept.compiled_alone):
+                if kept is not None and (self._compiled or isinstance(kept, Float8Rows)):
                     return kept
+                if isinstance(kept, Grouped) and not kept.compiled_alone:
+                    return kept.with_floats()
             rows = stored.dequantize()
             rows = rows if columns is None else rows[:, columns]
         if isinstance(self._quantization, Quantization):

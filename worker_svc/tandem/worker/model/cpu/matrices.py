@@ -27,7 +27,7 @@ class Matrix(ctypes.Structure):
     outputs: int
 
     _fields_ = (
-        *((name, _Pointer) for name in ("numbers", "scale", "least", "table")),
+        *((name, _Pointer) for name in ("numbers", "scale", "least", "scale_unit", "least_unit", "table")),
         *((name, _Number) for name in ("bits", "half", "per_channel")),
         *((name, _Size) for name in ("inputs", "outputs", "panels", "groups", "group")),
         ("bias", _Pointer),
@@ -78,8 +78,10 @@ def _matrix(weight: torch.nn.Module, inputs: int, outputs: int) -> Matrix | None
     return Matrix(
         numbers=weight.q.data_ptr(),
         scale=weight.scale.data_ptr(),
-        least=None if weight.least is None else weight.least.data_ptr(),
-        table=None if weight.table is None else weight.table.data_ptr(),
+        **{
+            name: None if (part := getattr(weight, name)) is None else part.data_ptr()
+            for name in ("least", "scale_unit", "least_unit", "table")
+        },
         bits=weight.kind.bits,
         half=SCALES[weight.scale.dtype],
         per_channel=weight.scale.shape[1] == 1 and weight.groups > 1,

@@ -37,6 +37,7 @@ class KernelWeight(QuantizedWeight):
         self.register_buffer("scale", torch.zeros((rows, groups), dtype=like.scale.dtype, device=device))
         least = None if like.least is None else torch.zeros((rows, groups), dtype=like.least.dtype, device=device)
         self.register_buffer("least", least)
+        self.scale_unit = self.least_unit = None  # rows come `with_floats`
         self.register_buffer("table", None if kind.numbers is None else kind.numbers.to(device))
         self.register_buffer("order", None if like.order is None else like.order.to(device))
 

@@ -38,7 +38,7 @@ from tandem.worker.checkpoints.grouped import E8M0
 from tandem.worker.model.cpu.native.library import calls, library
 
 PANEL = 16  # rows of a weight that lie interleaved
-SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2}  # as `Product` has them
+SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2, torch.int8: 3}  # as `Product` has them
 WIDE_TILE = 32  # inputs of bf16 that `wide_product` takes at once
 
 
@@ -63,6 +63,8 @@ def quantized_product(
     *,
     bits: int,
     table: torch.Tensor | None = None,
+    scale_unit: torch.Tensor | None = None,
+    least_unit: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`x [rows, k]` fp32 times int8 or int4 weights: `[rows, panels * 16]` fp32.
 
@@ -78,6 +80,8 @@ def quantized_product(
         weight.data_ptr(),
         scale.data_ptr(),
         0 if least is None else least.data_ptr(),
+        0 if scale_unit is None else scale_unit.data_ptr(),
+        0 if least_unit is None else least_unit.data_ptr(),
         0 if table is None else table.data_ptr(),
         SCALES[scale.dtype],
         scale.shape[1] == 1 and groups > 1,

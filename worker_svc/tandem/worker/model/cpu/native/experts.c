@@ -142,8 +142,8 @@ static int64_t sort(const Experts *e, const int64_t *chosen, int64_t rows, const
 // ---------------------------------------------------------------------------------------------------- products
 
 static void quantize_row(const Matrix *m, const Inputs *in, const float *x, int64_t row) {
-    quantize_groups(x, m->inputs, m->groups, m->group, (int16_t *)in->q, in->scale, in->sum, row * m->groups,
-                    (row + 1) * m->groups);
+    quantize_groups(x, m->inputs, m->groups, m->group, less_than_digits(m->table), (int16_t *)in->q, in->scale, in->sum,
+                    row * m->groups, (row + 1) * m->groups);
 }
 
 // An expert's `rows` rows, those of `order` (null: one after the other from `at` on), as its kernel takes them. Of a single
@@ -185,8 +185,23 @@ static void multiply(const Matrix *m, const Inputs *in, const int32_t *order, in
         const int32_t *x = alone ? in->q + row * words : arranged;
         const float *scale = alone ? in->scale + row * groups : (const float *)arranged + rows * words;
         const float *sum = alone ? in->sum + row * groups : scale + rows * groups;
-        const Product p = {m->numbers, m->scale, m->least,  m->table,  x,       scale,         sum,
-                           out,        rows,     m->panels, m->groups, m->half, m->per_channel};
+        const int less = less_than_digits(m->table);
+        const Product p = {.weight = m->numbers,
+                           .scale = m->scale,
+                           .least = m->least,
+                           .scale_unit = m->scale_unit,
+                           .least_unit = m->least_unit,
+                           .table = less ? 0 : m->table,
+                           .x = x,
+                           .x_scale = scale,
+                           .x_sum = sum,
+                           .out = out,
+                           .rows = rows,
+                           .panels = m->panels,
+                           .groups = m->groups,
+                           .half = m->half,
+                           .per_channel = m->per_channel,
+                           .less = less};
         quantized_outputs(&p, m->bits, (int)m->group, first, last);
         return;
     }

@@ -7,6 +7,7 @@ enum { WIDE = 0, FLOAT8 = -8 };
 
 typedef struct {
     const void *numbers, *scale, *least;
+    const uint16_t *scale_unit, *least_unit;
     const int16_t *table;
     int32_t bits, half, per_channel;  // half: with 16 and WIDE, bf16; else as in `Product`
     int64_t inputs, outputs, panels, groups, group;
@@ -14,8 +15,8 @@ typedef struct {
 } Matrix;
 
 // products.c
-void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int16_t *q, float *scale, float *sum,
-                     int64_t first_place, int64_t last_place);
+void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int less, int16_t *q, float *scale,
+                     float *sum, int64_t first_place, int64_t last_place);
 int64_t quantized_rows(void);
 void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most,
               int threads);

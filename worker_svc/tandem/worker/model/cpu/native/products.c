@@ -11,6 +11,9 @@
 //
 //     out = sum_g cvt(sum_i w_i x_i) * (weight scale_g * activation scale_g)  +  sum_g weight minimum_g * sum_i x_i
 //
+// Where all w_i are a digit less the same number, the integers are sums of the digits' products less that number times
+// sum_i x_i.
+//
 // Weights are widened to int16: vpmaddwd then takes two of them for each of 8 columns, and 128 * 32767 * 128 fits into
 // the 32 bits of a sum.
 //
@@ -32,9 +35,9 @@ int tandem_allow_wide(int allowed) {
 // ---------------------------------------------------------------------------------------------------- activations
 
 // Groups from `first` to `last`, those of all rows counted: x [rows, k] -> q [rows, groups * group] int16, scale and sum
-// [rows, groups]. What is not finite makes its scale NaN.
-void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int16_t *q, float *scale, float *sum,
-                     int64_t first_place, int64_t last_place) {
+// [rows, groups], see `Product`. What is not finite makes its scale NaN.
+void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int less, int16_t *q, float *scale,
+                     float *sum, int64_t first_place, int64_t last_place) {
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256i ones = _mm256_set1_epi16(1);
     for (int64_t place = first_place; place < last_place; place++) {
@@ -70,27 +73,66 @@ void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, i
         _mm256_storeu_si256((__m256i *)parts, total);
         for (int i = 0; i < 8; i++) whole += parts[i];
         scale[place] = most / 32767.0f + spoilt;
-        sum[place] = (float)whole * scale[place];
+        sum[place] = less ? (float)(-less * whole) : (float)whole * scale[place];
     }
 }
 
 // All of them.
-static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q,
+static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int less, int16_t *q,
                           float *scale, float *sum, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * k > 65536)
     for (int64_t place = 0; place < rows * groups; place++)
-        quantize_groups(x, k, groups, group, q, scale, sum, place, place + 1);
+        quantize_groups(x, k, groups, group, less, q, scale, sum, place, place + 1);
 }
 
 // ---------------------------------------------------------------------------------------------------- quantized weights
 
-INLINE __m256 eight(const void *numbers, int64_t at, int half) {
-    if (half == 2) {
-        const __m128i powers = _mm_loadl_epi64((const __m128i *)((const uint8_t *)numbers + at));
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(powers), 23));
+INLINE __m256 halves(const uint16_t *from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
+
+// One kind of constants of one panel, as they are or written `to`; `first` begins a unit.
+static const float *as_floats(const Product *p, const void *numbers, const uint16_t *unit, int group, int64_t panel,
+                              int64_t first, int64_t last, float *to) {
+    const int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL, count = (last - first) * PANEL;
+    if (p->per_channel) {
+        for (int h = 0; h < PANEL; h += 8) {
+            const __m256 same =
+                p->half ? halves((const uint16_t *)numbers + at + h) : _mm256_loadu_ps((const float *)numbers + at + h);
+            for (int64_t i = h; i < count; i += PANEL) _mm256_storeu_ps(to + i, same);
+        }
+        return to;
     }
-    if (half) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + at)));
-    return _mm256_loadu_ps((const float *)numbers + at);
+    if (p->half == 0) return (const float *)numbers + at;
+    if (p->half == 1)
+        for (int64_t i = 0; i < count; i += 8) _mm256_storeu_ps(to + i, halves((const uint16_t *)numbers + at + i));
+    else if (p->half == 2)
+        for (int64_t i = 0; i < count; i += 8) {
+            const __m128i powers = _mm_loadl_epi64((const __m128i *)((const uint8_t *)numbers + at + i));
+            _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(powers), 23)));
+        }
+    else {
+        const int64_t each = UNIT / group, units = (p->groups + each - 1) / each;
+        unit += (panel * units + first / each) * PANEL;
+        for (int64_t start = 0; start < count; start += each * PANEL, unit += PANEL) {
+            const __m256 one[2] = {halves(unit), halves(unit + 8)};
+            const int64_t end = start + each * PANEL < count ? start + each * PANEL : count;
+            for (int64_t i = start; i < end; i += PANEL)
+                for (int h = 0; h < 2; h++) {
+                    const __m128i counts = _mm_loadl_epi64((const __m128i *)((const int8_t *)numbers + at + i + 8 * h));
+                    const __m256 floats = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(counts));
+                    _mm256_storeu_ps(to + i + 8 * h, _mm256_mul_ps(floats, one[h]));
+                }
+        }
+    }
+    return to;
+}
+
+void constants(const Product *p, int group, int64_t panel, int panels, int64_t first, int64_t last, Constants *to) {
+    for (int n = 0; n < panels; n++) {
+        to->scale[n] = as_floats(p, p->scale, p->scale_unit, group, panel + n, first, last, to->room[0][n]);
+        to->least[n] = 0;
+        if (p->least && !p->table)
+            to->least[n] = as_floats(p, p->least, p->least_unit, group, panel + n, first, last, to->room[1][n]);
+    }
 }
 
 // Without this, gcc adds up products before it adds them to sums, and has to put sums on the stack.
@@ -103,11 +145,17 @@ INLINE __m256i decoded(__m256i code, const __m256i table[2]) {
     return _mm256_or_si256(low, _mm256_shuffle_epi8(table[1], high));
 }
 
-// The sums of one group, `quads` times four inputs: of some rows, and of panels that lie `stride` bytes apart.
-INLINE void group_sums(const int rows, const int panels, const int bits, const int coded, const __m256i table[2],
-                       const uint8_t *w, int64_t stride, const int32_t *x, const int quads, __m256i sum[][2]) {
+// The sums of one group, `quads` times four inputs: of some rows, and of panels that lie `stride` bytes apart. `begin`:
+// what they begin with, where numbers are `LESS`.
+INLINE void group_sums(const int rows, const int panels, const int bits, const int means, const __m256i table[2],
+                       const uint8_t *w, int64_t stride, const int32_t *x, const float *begin, const int quads,
+                       __m256i sum[][2]) {
     const __m256i low = _mm256_set1_epi16(15);
-    for (int r = 0; r < rows * panels; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+    for (int r = 0; r < rows; r++) {
+        __m256i first = _mm256_setzero_si256();
+        if (means == LESS) first = _mm256_cvtps_epi32(_mm256_broadcast_ss(begin + r));
+        for (int n = 0; n < panels; n++) sum[n * rows + r][0] = sum[n * rows + r][1] = first;
+    }
     for (int i = 0; i < quads; i++, w += PANEL * bits / 2, x += 2 * rows)
         for (int n = 0; n < panels; n++)
             for (int pair = 0; pair < 2; pair++) {
@@ -118,7 +166,7 @@ INLINE void group_sums(const int rows, const int panels, const int bits, const i
                     if (bits == 8) b[h] = _mm256_cvtepi8_epi16(raw);
                     else if (pair == 0) b[h] = _mm256_and_si256(_mm256_cvtepu8_epi16(raw), low);
                     else b[h] = _mm256_srli_epi16(_mm256_cvtepu8_epi16(raw), 4);
-                    if (coded) b[h] = decoded(b[h], table);
+                    if (means == TABLE) b[h] = decoded(b[h], table);
                 }
                 for (int r = 0; r < rows; r++) {
                     const __m256i a = _mm256_set1_epi32(x[pair * rows + r]);
@@ -132,16 +180,16 @@ INLINE void group_sums(const int rows, const int panels, const int bits, const i
 }
 
 // Some rows and one panel, or one row and some panels, from `row` and `panel` on; the groups from `first` to `last`.
-INLINE void quantized_tile(const Product *p, const int rows, const int panels, const int bits, const int coded,
+INLINE void quantized_tile(const Product *p, const int rows, const int panels, const int bits, const int means,
                            const int group, int64_t panel, int64_t row, int64_t first, int64_t last,
-                           const uint8_t *ahead) {
+                           const Constants *by, const uint8_t *ahead) {
     const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
     const uint8_t *w = p->weight + panel * stride;
     const int32_t *x = p->x + row * (width / 2);
     const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
     float *out = p->out + row * columns + panel * PANEL;
     __m256i table[2];
-    if (coded) {
+    if (means == TABLE) {
         uint8_t bytes[2][32];
         for (int i = 0; i < 32; i++)
             bytes[0][i] = (uint8_t)p->table[i % 16], bytes[1][i] = (uint8_t)(p->table[i % 16] >> 8);
@@ -161,21 +209,22 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
             for (int64_t i = 0; i < group * PANEL * bits / 8; i += 64, ahead += 64)
                 _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         const int32_t *group_x = x + g * (group / 2) * rows;
-        group_sums(rows, panels, bits, coded, table, group_w, stride, group_x, group / 4, sum);
+        const float *group_sum = x_sum + g * rows, *group_scale = x_scale + g * rows;
+        group_sums(rows, panels, bits, means, table, group_w, stride, group_x, group_sum, group / 4, sum);
         for (int n = 0; n < panels; n++)
             for (int h = 0; h < 2; h++) {
-                const int64_t at = ((panel + n) * p->groups + g) * PANEL + 8 * h;
-                const __m256 scale = eight(p->scale, p->per_channel ? (panel + n) * PANEL + 8 * h : at, p->half);
+                const int64_t at = (g - first) * PANEL + 8 * h;
+                const __m256 scale = _mm256_loadu_ps(by->scale[n] + at);
                 for (int r = 0; r < rows; r++) {
-                    const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(x_scale + g * rows + r));
+                    const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(group_scale + r));
                     __m256 *to = &total[n * rows + r][h];
                     *to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[n * rows + r][h]), factor, *to);
                 }
-                if (coded || !p->least) continue;
-                const __m256 least = eight(p->least, at, p->half);
+                if (means != DIGITS || !by->least[n]) continue;
+                const __m256 least = _mm256_loadu_ps(by->least[n] + at);
                 for (int r = 0; r < rows; r++) {
                     __m256 *to = &total[n * rows + r][h];
-                    *to = _mm256_fmadd_ps(least, _mm256_broadcast_ss(x_sum + g * rows + r), *to);
+                    *to = _mm256_fmadd_ps(least, _mm256_broadcast_ss(group_sum + r), *to);
                 }
             }
     }
@@ -195,19 +244,22 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
     }
 
 // A single row reads several panels at once: one stream of memory alone is slow.
-INLINE void quantized_panels(const int bits, const int coded, const int group, const Product *p, int64_t first,
+INLINE void quantized_panels(const int bits, const int means, const int group, const Product *p, int64_t first,
                              int64_t last) {
-    if (p->rows == 1 && last - first == TOGETHER) {
-        quantized_tile(p, 1, TOGETHER, bits, coded, group, first, 0, 0, p->groups, p->weight);
-        return;
-    }
+    const int together = p->rows == 1 && last - first == TOGETHER ? TOGETHER : 1;
+    Constants by;
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
         const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
-        for (int64_t panel = first; panel < last; panel++) {
+        for (int64_t panel = first; panel < last; panel += together) {
+            constants(p, group, panel, together, start, end, &by);
+            if (together > 1) {
+                quantized_tile(p, 1, TOGETHER, bits, means, group, panel, 0, start, end, &by, p->weight);
+                continue;
+            }
             const uint8_t *ahead = next_weights(p, bits, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, ROWS);
-#define TILE(R) quantized_tile(p, R, 1, bits, coded, group, panel, row, start, end, ahead)
+#define TILE(R) quantized_tile(p, R, 1, bits, means, group, panel, row, start, end, &by, ahead)
                 TILES(rows)
 #undef TILE
             }
@@ -221,7 +273,7 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
         wide_quantized_panels(p, bits, group, first, last);
         return;
     }
-    BY_KIND(quantized_panels, bits, p->table, group, p, first, last)
+    BY_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 
 // Rows of a tile, at most.
@@ -241,12 +293,14 @@ void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t ro
 }
 
 // x [rows, k] -> out [rows, panels * 16]; `room` has 2 rows (width / 2 + 2 groups) numbers.
-void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least, const int16_t *table,
-                              int half, int per_channel, const float *x, int64_t k, int32_t *room, float *out,
-                              int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
+void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least,
+                              const uint16_t *scale_unit, const uint16_t *least_unit, const int16_t *table, int half,
+                              int per_channel, const float *x, int64_t k, int32_t *room, float *out, int64_t rows,
+                              int64_t panels, int64_t groups, int64_t group, int threads) {
     const int64_t pairs = rows * groups * group / 2, scales = rows * groups;
     int32_t *x_rows = room, *scale_rows = x_rows + pairs, *sum_rows = scale_rows + scales;
-    quantize_rows(x, rows, k, groups, group, (int16_t *)x_rows, (float *)scale_rows, (float *)sum_rows, threads);
+    const int less = less_than_digits(table);
+    quantize_rows(x, rows, k, groups, group, less, (int16_t *)x_rows, (float *)scale_rows, (float *)sum_rows, threads);
     if (rows > 1) {
         const int64_t most = quantized_rows();
         int32_t *tiles = sum_rows + scales;
@@ -255,9 +309,22 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
         by_tiles(sum_rows, 0, tiles + pairs + scales, rows, groups, most, threads);
         x_rows = tiles, scale_rows = tiles + pairs, sum_rows = scale_rows + scales;
     }
-    const Product p = {
-        weight, scale,  least,  table, x_rows,     (const float *)scale_rows, (const float *)sum_rows, out,
-        rows,   panels, groups, half,  per_channel};
+    const Product p = {.weight = weight,
+                       .scale = scale,
+                       .least = least,
+                       .scale_unit = scale_unit,
+                       .least_unit = least_unit,
+                       .table = less ? 0 : table,
+                       .x = x_rows,
+                       .x_scale = (const float *)scale_rows,
+                       .x_sum = (const float *)sum_rows,
+                       .out = out,
+                       .rows = rows,
+                       .panels = panels,
+                       .groups = groups,
+                       .half = half,
+                       .per_channel = per_channel,
+                       .less = less};
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < panels; first += TOGETHER)
         quantized_outputs(&p, bits, (int)group, first, first + TOGETHER < panels ? first + TOGETHER : panels);

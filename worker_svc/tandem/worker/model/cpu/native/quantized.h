@@ -7,19 +7,31 @@
 // Input numbers between two looks at the output: a panel's part stays in the first cache for all tiles of rows, which
 // meanwhile ask for the block that comes next (`ahead`).
 #define BLOCK 512
+#define UNIT 256  // numbers of a row whose scales are multiples of the same number, where scales are small integers
 
 typedef struct {
     const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each
     const void *scale;      // [panels, groups, 16], or [panels, 1, 16] where per_channel
-    const void *least;      // [panels, groups, 16], fp16 or fp32, or 0
-    const int16_t *table;   // [16] what the numbers of an int4 stand for; else 0
-    const int32_t *x;       // of each tile of rows [width / 2, rows]: two inputs
-    const float *x_scale;   // of each tile of rows [groups, rows]
-    const float *x_sum;     // as x_scale
-    float *out;             // [rows, panels * 16]
+    const void *least;      // [panels, groups, 16], as the scales, or 0
+    const uint16_t *scale_unit, *least_unit;  // [panels, groups / (UNIT / group), 16] fp16, where `half` is 3
+    const int16_t *table;                     // [16] what numbers of 4 bits stand for; 0: themselves, or `less`
+    const int32_t *x;                         // of each tile of rows [width / 2, rows]: two inputs
+    const float *x_scale;                     // of each tile of rows [groups, rows]
+    const float *x_sum;                       // as x_scale: sums; with `less`, those of the integers times -less
+    float *out;                               // [rows, panels * 16]
     int64_t rows, panels, groups;
-    int half, per_channel;  // half: 0 scales are fp32, 1 fp16, 2 powers of two, of which the exponent is stored + 127
+    // half: 0 scales are fp32, 1 fp16, 2 powers of two, of which the exponent is stored + 127, 3 int8, multiples of a unit
+    int half, per_channel;
+    int less;  // by so much numbers of 4 bits are less than their digits
 } Product;
+
+// By how much all numbers of a table are less than the digits that stand for them; 0: by different numbers, or no table.
+INLINE int less_than_digits(const int16_t *table) {
+    if (!table) return 0;
+    for (int i = 1; i < 16; i++)
+        if (table[i] != table[0] + i) return 0;
+    return -table[0];
+}
 
 // Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
 INLINE int64_t tile_rows(int64_t left, int64_t most) {
@@ -36,22 +48,39 @@ INLINE const uint8_t *next_weights(const Product *p, const int bits, const int g
     return p->weight + (next * p->groups + next_start) * group * PANEL * bits / 8;
 }
 
+// Scales and least numbers of some panels as floats, [groups, 16] each.
+typedef struct {
+    const float *scale[TOGETHER], *least[TOGETHER];  // least: 0 where there is none
+    float room[2][TOGETHER][BLOCK];                  // as many as groups of 16 have
+} Constants;
+
+// Those of the groups from `first` to `last`, in `panels` panels from `panel` on.
+void constants(const Product *p, int group, int64_t panel, int panels, int64_t first, int64_t last, Constants *to);
+
 // By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows.
 #define WIDE_ROWS 8
 int wide_is_there(void);
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
-// Calls PANELS(bits, coded, group, ...) with these three as constants.
+// What numbers of 4 bits stand for, by `table` and `less` of a product.
+enum { DIGITS, TABLE, LESS };
+
+// Calls PANELS(bits, meaning, group, ...) with these three as constants.
 // clang-format off
-#define BY_KIND(PANELS, BITS, CODED, GROUP, ...)                                                                       \
+#define OF_4_BITS(PANELS, PRODUCT, GROUP, ...)                                                                         \
+    if ((PRODUCT)->table) PANELS(4, TABLE, GROUP, __VA_ARGS__);                                                        \
+    else if ((PRODUCT)->less) PANELS(4, LESS, GROUP, __VA_ARGS__);                                                     \
+    else PANELS(4, DIGITS, GROUP, __VA_ARGS__);                                                                        \
+    break;
+#define BY_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                                     \
     switch ((BITS) * 1000 + (GROUP)) {                                                                                 \
-    case 8016: PANELS(8, 0, 16, __VA_ARGS__); break;                                                                   \
-    case 8032: PANELS(8, 0, 32, __VA_ARGS__); break;                                                                   \
-    case 8064: PANELS(8, 0, 64, __VA_ARGS__); break;                                                                   \
-    case 8128: PANELS(8, 0, 128, __VA_ARGS__); break;                                                                  \
-    case 4016: PANELS(4, 0, 16, __VA_ARGS__); break;                                                                   \
-    case 4032: if (CODED) PANELS(4, 1, 32, __VA_ARGS__); else PANELS(4, 0, 32, __VA_ARGS__); break;                    \
-    case 4064: if (CODED) PANELS(4, 1, 64, __VA_ARGS__); else PANELS(4, 0, 64, __VA_ARGS__); break;                    \
-    case 4128: if (CODED) PANELS(4, 1, 128, __VA_ARGS__); else PANELS(4, 0, 128, __VA_ARGS__); break;                  \
+    case 8016: PANELS(8, DIGITS, 16, __VA_ARGS__); break;                                                              \
+    case 8032: PANELS(8, DIGITS, 32, __VA_ARGS__); break;                                                              \
+    case 8064: PANELS(8, DIGITS, 64, __VA_ARGS__); break;                                                              \
+    case 8128: PANELS(8, DIGITS, 128, __VA_ARGS__); break;                                                             \
+    case 4016: if ((PRODUCT)->less) PANELS(4, LESS, 16, __VA_ARGS__); else PANELS(4, DIGITS, 16, __VA_ARGS__); break;  \
+    case 4032: OF_4_BITS(PANELS, PRODUCT, 32, __VA_ARGS__)                                                             \
+    case 4064: OF_4_BITS(PANELS, PRODUCT, 64, __VA_ARGS__)                                                             \
+    case 4128: OF_4_BITS(PANELS, PRODUCT, 128, __VA_ARGS__)                                                            \
     }
 // clang-format on

@@ -16,25 +16,16 @@ int wide_is_there(void) {
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
 #endif
 
-INLINE __m512 sixteen(const void *numbers, int64_t at, int half) {
-    if (half == 2) {
-        const __m128i powers = _mm_loadu_si128((const __m128i *)((const uint8_t *)numbers + at));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(powers), 23));
-    }
-    if (half) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)numbers + at)));
-    return _mm512_loadu_ps((const float *)numbers + at);
-}
-
 // As `quantized_tile` of products.c.
-INLINE void tile(const Product *p, const int rows, const int panels, const int bits, const int coded, const int group,
-                 int64_t panel, int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
+INLINE void tile(const Product *p, const int rows, const int panels, const int bits, const int means, const int group,
+                 int64_t panel, int64_t row, int64_t first, int64_t last, const Constants *by, const uint8_t *ahead) {
     const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
     const uint8_t *w = p->weight + panel * stride;
     const int32_t *x = p->x + row * (width / 2);
     const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
     float *out = p->out + row * columns + panel * PANEL;
     const __m512i low = _mm512_set1_epi16(15);
-    const __m512i table = coded ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p->table)) : low;
+    const __m512i table = means == TABLE ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p->table)) : low;
     __m512 total[WIDE_ROWS];  // by panel and row
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++)
@@ -46,7 +37,10 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
             for (int64_t i = 0; i < group * PANEL * bits / 8; i += 64, ahead += 64)
                 _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         const int32_t *group_x = x + g * (group / 2) * rows;
-        for (int r = 0; r < rows * panels; r++) sum[r] = _mm512_setzero_si512();
+        for (int r = 0; r < rows; r++) {
+            const int start = means == LESS ? (int)x_sum[g * rows + r] : 0;
+            for (int n = 0; n < panels; n++) sum[n * rows + r] = _mm512_set1_epi32(start);
+        }
         for (int i = 0; i < group / 4; i++, group_w += PANEL * bits / 2, group_x += 2 * rows)
             for (int n = 0; n < panels; n++) {
                 const __m256i *from = (const __m256i *)(group_w + n * stride);
@@ -55,7 +49,7 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
                     if (bits == 8) b = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + pair));
                     else if (pair == 0) b = _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), low);
                     else b = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), 4);
-                    if (coded) b = _mm512_permutexvar_epi16(b, table);
+                    if (means == TABLE) b = _mm512_permutexvar_epi16(b, table);
                     for (int r = 0; r < rows; r++) {
                         __m512i *to = sum + n * rows + r;
                         *to = _mm512_dpwssd_epi32(*to, _mm512_set1_epi32(group_x[pair * rows + r]), b);
@@ -63,15 +57,15 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
                 }
             }
         for (int n = 0; n < panels; n++) {
-            const int64_t at = ((panel + n) * p->groups + g) * PANEL;
-            const __m512 scale = sixteen(p->scale, p->per_channel ? (panel + n) * PANEL : at, p->half);
+            const int64_t at = (g - first) * PANEL;
+            const __m512 scale = _mm512_loadu_ps(by->scale[n] + at);
             for (int r = 0; r < rows; r++) {
                 const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale[g * rows + r]));
                 __m512 *to = total + n * rows + r;
                 *to = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[n * rows + r]), factor, *to);
             }
-            if (coded || !p->least) continue;
-            const __m512 least = sixteen(p->least, at, p->half);
+            if (means != DIGITS || !by->least[n]) continue;
+            const __m512 least = _mm512_loadu_ps(by->least[n] + at);
             for (int r = 0; r < rows; r++) {
                 __m512 *to = total + n * rows + r;
                 *to = _mm512_fmadd_ps(least, _mm512_set1_ps(x_sum[g * rows + r]), *to);
@@ -82,19 +76,22 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
         for (int n = 0; n < panels; n++) _mm512_storeu_ps(out + r * columns + n * PANEL, total[n * rows + r]);
 }
 
-INLINE void panels_of(const int bits, const int coded, const int group, const Product *p, int64_t first, int64_t last) {
-    if (p->rows == 1 && last - first == TOGETHER) {
-        tile(p, 1, TOGETHER, bits, coded, group, first, 0, 0, p->groups, p->weight);
-        return;
-    }
+INLINE void panels_of(const int bits, const int means, const int group, const Product *p, int64_t first, int64_t last) {
+    const int together = p->rows == 1 && last - first == TOGETHER ? TOGETHER : 1;
+    Constants by;
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
         const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
-        for (int64_t panel = first; panel < last; panel++) {
+        for (int64_t panel = first; panel < last; panel += together) {
+            constants(p, group, panel, together, start, end, &by);
+            if (together > 1) {
+                tile(p, 1, TOGETHER, bits, means, group, panel, 0, start, end, &by, p->weight);
+                continue;
+            }
             const uint8_t *ahead = next_weights(p, bits, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, WIDE_ROWS);
 #define TILE(R)                                                                                                        \
-    case R: tile(p, R, 1, bits, coded, group, panel, row, start, end, ahead); break;
+    case R: tile(p, R, 1, bits, means, group, panel, row, start, end, &by, ahead); break;
                 switch (rows) { TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) }
 #undef TILE
             }
@@ -103,7 +100,7 @@ INLINE void panels_of(const int bits, const int coded, const int group, const Pr
 }
 
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    BY_KIND(panels_of, bits, p->table, group, p, first, last)
+    BY_KIND(panels_of, bits, p, group, p, first, last)
 }
 
 #ifdef __clang__
