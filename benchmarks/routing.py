@@ -2,14 +2,15 @@
 
 Conversations begin at random moments (Poisson), each with one of a few system prompts, whose popularity is Zipf's, and
 the first takes a third of all. Each turn sends the whole conversation and adds an answer and a question. Clients are
-many processes that know nothing of each other but what workers tell with each answer. A worker keeps the pages used
-last; a request occupies it for the time of what it computes.
+many processes that know nothing of each other but what workers tell with each answer, and when they are asked for their
+loads. Requests, questions and answers take time on their way; what is told is as old as its way back was long, some
+is late, and some is lost. A worker keeps the pages used last; a request occupies it for the time of what it computes.
 
-    python benchmarks/routing.py [--workers 3 50 300] [--requests-per-worker 400]
+    python benchmarks/routing.py [--workers 3 50 300] [--requests-per-worker 400] [--only sdk]
 
-Reported for the SDK, the SDK as if it knew all loads, round robin, random choice, least loaded (which knows all loads),
-and the choice by the first 64 tokens alone: prompt tokens found in caches, relative to one big worker with all the
-memory; and the busiest worker's computing time relative to the mean.
+Reported for the SDK, the SDK if it asked nobody, the SDK as if it knew all loads, round robin, random choice, least
+loaded (which knows all loads), and the choice by the first 64 tokens alone: prompt tokens found in caches, relative to
+one big worker with all the memory; and the busiest worker's computing time relative to the mean.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import statistics
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ CACHE_PAGES = 2_000  # of a worker: 128,000 tokens
 SYSTEM_PROMPTS = 12
 OUTPUT_TOKENS = 100
 SECONDS_PER_PROMPT_TOKEN, SECONDS_PER_OUTPUT_TOKEN = 0.0005, 0.01
+TICKS = (1, 1.25, 2, 4, 8, 16)  # of the plot
 LOST_PROBES = 0.005  # share of those that are never answered
 UTILIZATION = 8.0  # requests that run on a worker, on average, if nothing is cached
 
@@ -104,25 +106,20 @@ def sdk(draw: random.Random, *, probes: bool = True, omniscient: bool = False) -
     """The SDK's choice; `omniscient`: as if each client knew every worker's load at every moment."""
 
     def policy(client: Client, workers: list[Worker], tokens: Sequence[int], now: float) -> Choice:
-        pages, key = Pages.of("", tokens), prefix_key("", tokens)
+        pages, key, names = Pages.of("", tokens), prefix_key("", tokens), [worker.name for worker in workers]
 
         def loads() -> list[float]:
             if omniscient:
                 return [float(worker.running) for worker in workers]
             return estimated_loads(client.running, client.reports, now)
 
-        few = candidates(
-            key,
-            [worker.name for worker in workers],
-            loads(),
-            sticks_to=client.memory.worker_of(pages),
-            share=client.memory.share_of(key),
-            draw=draw.random,
-        )
+        sticks_to, share = client.memory.worker_of(pages), client.memory.share_of(key)
+        known = loads()
+        few = candidates(key, names, known, sticks_to=sticks_to, share=share, draw=draw.random)
         stale = [place for place in few if is_stale(client.reports[place], now)]
         if stale and probes and not omniscient and len(few) > 1:
             now = yield [workers[place] for place in stale]
-        known = loads() if len(few) > 1 else client.running
+            known = loads()
         worker = workers[min(few, key=known.__getitem__)]
         client.memory.remember(pages, worker.name)
         return worker
@@ -241,6 +238,7 @@ def simulate(policy: Policy, count: int, requests: int, seed: int) -> dict[str, 
         "hits": found / total,
         "hits_of_one_big": found / found_big,
         "busiest": max(worker.busy_seconds for worker in workers) / mean,
+        "deviation": statistics.pstdev(worker.busy_seconds for worker in workers) / mean,
         "seconds_per_request": count * mean / sent,
         "probes_per_request": probes / sent,
         "late_probes": late / max(1, probes),
@@ -276,12 +274,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[3, 50, 300])
     parser.add_argument("--requests-per-worker", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", metavar="POLICY", help="of those reported, such as sdk; all if left out")
+    parser.add_argument("--plot", type=Path, help="PNG file to draw the results to; needs matplotlib")
     add_output_flags(parser)
     options = parser.parse_args()
     results: dict[str, dict[str, dict[str, float]]] = {}
     for count in options.workers:
         policies: dict[str, Policy] = {
             "sdk": sdk(random.Random(options.seed)),
+            "sdk, nobody asked": sdk(random.Random(options.seed), probes=False),
             "sdk, loads known": sdk(random.Random(options.seed), omniscient=True),
             "first 64 tokens": first_tokens,
             "least loaded": least_loaded,
@@ -290,13 +291,38 @@ def main() -> None:
         }
         results[str(count)] = {}
         for name, policy in policies.items():
+            if options.only and name not in options.only:
+                continue
             found = simulate(policy, count, count * options.requests_per_worker, options.seed)
             results[str(count)][name] = found
             print(
-                f"{count:4} workers  {name:16} hits {found['hits']:.3f}  of one big worker's "
-                f"{found['hits_of_one_big']:.3f}  busiest/mean {found['busiest']:.2f}"
+                f"{count:4} workers  {name:17} hits {found['hits']:.3f}  of one big worker's "
+                f"{found['hits_of_one_big']:.3f}  busiest/mean {found['busiest']:.2f}  "
+                f"probes a request {found['probes_per_request']:.2f}",
+                flush=True,
             )
+    if options.plot:
+        plot(results, options.plot)
     save("routing", options, results)
+
+
+def plot(results: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> None:
+    """Draws hits and balance of each policy, a field for each number of workers, with the goals as lines."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * len(results), 4), layout="constrained")
+    for axis, (count, found) in zip(figure.subplots(1, len(results), squeeze=False).flat, results.items(), strict=True):
+        for name, each in found.items():
+            axis.plot(each["busiest"], each["hits_of_one_big"], "o", label=name)
+        axis.axhline(0.95, color="grey", linestyle=":")
+        axis.axvline(1.25, color="grey", linestyle=":")
+        axis.set(title=f"{count} workers", xscale="log", xlabel="busiest worker over the mean", ylim=(0.7, 1.0))
+        axis.minorticks_off()
+        axis.set_xticks(TICKS, map(str, TICKS))
+        axis.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("cached tokens, of one big worker's")
+    figure.axes[-1].legend(fontsize="small")
+    figure.savefig(path, dpi=100, format="png")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tandem.client import affinity
 from tandem.client.affinity import (
     CANDIDATES,
+    FAILURE_HALF_LIFE,
     FREE_REQUESTS,
     HALF_LIFE,
     PAGE_TOKENS,
@@ -163,8 +164,8 @@ def test_failures_weigh_and_fade() -> None:
     for _ in range(3):
         failures.add(100.0)
     assert failures.weigh(0, 100.0) == 4**3 - 1 and failures.weigh(1, 100.0) == 2 * 4**3 - 1
-    assert failures.weigh(0, 100.0 + HALF_LIFE) == 4**1.5 - 1
-    assert failures.weigh(7, 100.0 + 30 * HALF_LIFE) == pytest.approx(7)
+    assert failures.weigh(0, 100.0 + FAILURE_HALF_LIFE) == 4**1.5 - 1
+    assert failures.weigh(7, 100.0 + 30 * FAILURE_HALF_LIFE) == pytest.approx(7)
 
 
 def test_a_key_s_share_is_of_the_last_requests() -> None:

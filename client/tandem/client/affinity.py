@@ -6,13 +6,13 @@ Pure.
 2. **Who is busy.** Load is bounded (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2016): a worker with more
    than its fair share of the load of all, times a slack, is passed over.
 3. **A conversation sticks.** The client remembers where it sent the pages of earlier prompts (`PrefixMemory`). A prompt
-   that goes on from one of them goes there too, unless that worker has twice its fair share.
+   that goes on from one of them goes there too, unless that worker has 1.6 times its fair share.
 4. **A common beginning spreads.** Prompts that part ways behind the same system prompt are no conversation. A key that
-   is a share of the client's requests gets that share of the workers and some room, at least two: a few of them are
+   is a share of the client's requests gets that share of the workers and some room, at least two. Some of them are
    drawn, and the least loaded gets it ("The Power of Two Choices", Mitzenmacher, 2001). While nothing runs anywhere,
    the first in order gets it.
 5. **What is not known is asked.** In a large fleet a client meets a worker so seldom that what that one told is old.
-   So the few that were drawn are asked for their loads before one is chosen ("Load is not what you should balance",
+   So the three that seem least loaded are asked before one of them is chosen ("Load is not what you should balance",
    Wydrowski et al., 2024, asks ahead; here a prompt costs so much more than a question that the choice waits for it).
 """
 
@@ -32,16 +32,18 @@ from typing import NamedTuple
 # one common opening phrase; more would part the turns of a short conversation.
 PREFIX_TOKENS = 64
 SLACK = 1.25
-STICKY_SLACK = 2.0  # of the worker that has an earlier part: what it has cached is worth some load
+STICKY_SLACK = 1.6  # of the worker that has an earlier part: what it has cached is worth some load
 ROOM = 3.0  # workers for a key, times its share of the requests
-CANDIDATES = 3  # drawn for a prompt that begins something new
+DRAWN = 12  # of them, for a prompt that begins something new
+CANDIDATES = 3  # of those drawn, the least loaded as far as is known: they are asked
 RECENT_KEYS = 256  # of which shares are counted
 # Below this many running requests a worker is never called overloaded.
 FREE_REQUESTS = 4
 
-HALF_LIFE = 4.0  # seconds
+HALF_LIFE = 15.0  # of a told load, seconds. It shows who is loaded for long; how loaded now, those that are asked tell
 FRESH_SECONDS = 0.25  # in which a worker that told its load is not asked for it
 FAILURE_FACTOR = 4.0
+FAILURE_HALF_LIFE = 4.0  # seconds
 
 PAGE_TOKENS = 16  # of a name in a client's memory
 MOST_NAMES = 512  # of a prompt; what is behind them counts no more
@@ -163,8 +165,8 @@ def estimated_loads(own: Sequence[int], reports: Sequence[LoadReport | None], no
 
 @dataclass(slots=True)
 class Failures:
-    """The requests that failed at a worker, fading by half every HALF_LIFE. One that fails all at once holds none, and
-    would look like the one with most room: each failure weighs as if it had FAILURE_FACTOR times as many."""
+    """The requests that failed at a worker, fading by half every FAILURE_HALF_LIFE. One that fails all at once holds
+    none, and would look like the one with most room: each failure weighs as if it had FAILURE_FACTOR times as many."""
 
     _count: float = 0.0
     _at: float = 0.0
@@ -178,7 +180,7 @@ class Failures:
         return (load + 1) * FAILURE_FACTOR ** self._left(now) - 1 if self._count else load
 
     def _left(self, now: float) -> float:
-        return float(self._count * 0.5 ** ((now - self._at) / HALF_LIFE))
+        return float(self._count * 0.5 ** ((now - self._at) / FAILURE_HALF_LIFE))
 
 
 def score(key: str, worker: str) -> int:
@@ -211,6 +213,6 @@ def candidates(
     few = free[: max(2, math.ceil(ROOM * share * len(order)))]
     # Where nothing is known to run, equal beginnings meet at the first in order.
     drawn = [few.pop(0)] if sum(loads) < 1 else []
-    while few and len(drawn) < CANDIDATES:
+    while few and len(drawn) < DRAWN:
         drawn.append(few.pop(int(draw() * len(few))))
-    return drawn
+    return sorted(drawn, key=loads.__getitem__)[:CANDIDATES]  # as far as they are known
