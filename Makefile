@@ -12,6 +12,7 @@
 #   make fuzz     requests, files, templates and sizes of models drawn by chance for MINUTES; SEED=7 draws the same ones again
 #   make images   build the images for a registry and push them: REGISTRY, VERSION, PLATFORMS, BASE
 #   make images-test    make images with a registry and an engine of its own, and look at what was pushed
+#   make apiserver-test   apply the manifests and the chart to a Kubernetes API server: APISERVER_FLAGS="--crds FOLDER"
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
 VENV ?= .venv
@@ -28,7 +29,7 @@ STAMP := $(VENV)/.installed
 C_FILES = $(shell find svc_common tokenizer_svc worker_svc -name '*.[ch]')
 BIN := $(VENV)/bin
 
-.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test images images-test clean
+.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test images images-test apiserver-test clean
 
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt
 
@@ -111,6 +112,10 @@ images:
 # As compose-test, this makes an engine of its own where it may: IMAGES_TEST_FLAGS=--install.
 images-test: $(STAMP)
 	$(BIN)/python deploy/images_test.py $(IMAGES_TEST_FLAGS)
+
+# etcd and kube-apiserver from the PATH, or --etcd FILE --kube-apiserver FILE.
+apiserver-test: $(STAMP)
+	$(BIN)/python deploy/apiserver_test.py $(APISERVER_FLAGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
