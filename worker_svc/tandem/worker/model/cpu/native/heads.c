@@ -18,8 +18,9 @@ static void multiply(const Matrix *m, const float *x, int32_t *room, float *out,
         tandem_float8_product(m->numbers, m->scale, m->groups, x, out, rows, m->inputs, m->panels, 1);
     else if (m->bits == 16) tandem_half_product(m->half, m->numbers, x, out, rows, m->inputs, m->panels, 1);
     else
-        tandem_quantized_product(m->bits, m->numbers, m->scale, m->least, m->table, m->half, m->per_channel, x,
-                                 m->inputs, room, out, rows, m->panels, m->groups, m->group, 1);
+        tandem_quantized_product(m->bits, m->numbers, m->scale, m->least, m->scale_unit, m->least_unit, m->table,
+                                 m->half, m->per_channel, x, m->inputs, room, out, rows, m->panels, m->groups, m->group,
+                                 1);
 }
 
 // x [heads, rows, inputs] -> out [heads, rows, width], by matrices that are stored alike. Returns 0, or 1 without memory.
