@@ -15,11 +15,14 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+import torch
 
 from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
 from tests.integration.hostile_guides import SLOW, guides_processes
 from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker, service_process
+from tests.worker_svc.model.llama_folders import some_ids
+from tests.worker_svc.model.test_architectures import DEEPSEEK_V3, YARN_OF_LATENTS, saved
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +81,24 @@ async def test_ranks_answer_as_transformers_recorded(
     folder = model_of(shared_data)
     with another_machine(elsewhere, ranks, monkeypatch) if elsewhere else nullcontext():
         await assert_answers(folder, layout, ranks, len(elsewhere), tokens, draft, tmp_path)
+
+
+async def test_ranks_that_share_heads_over_latents_answer_as_transformers(tmp_path: Path):
+    theirs = saved("DeepseekV3", tmp_path / "model", **DEEPSEEK_V3 | {"rope_parameters": YARN_OF_LATENTS})
+    prompts = [some_ids(97, length) for length in (9, 30)]
+    theirs.generation_config.eos_token_id = None
+    settings = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+    expected = []
+    for ids in prompts:
+        prompt = torch.tensor([ids])
+        answer = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        expected.append(answer[0, len(ids) :].tolist())
+    async with running_worker(tmp_path, "--model", str(tmp_path / "model"), "--tensor-parallel=2") as worker:
+        server = await worker.admin.GetServer(admin_pb2.GetServerRequest())
+        assert server.row_invariant
+        requests = [greedy(ids, 24) for ids in prompts]
+        answers = await asyncio.gather(*map(worker.generate, requests))
+    assert [answer.ids for answer in answers] == expected
 
 
 async def assert_answers(
