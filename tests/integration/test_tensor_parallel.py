@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -22,7 +23,7 @@ from tandem.inference.v1 import inference_pb2 as pb
 from tests.integration.hostile_guides import SLOW, guides_processes
 from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker, service_process
 from tests.worker_svc.model.llama_folders import some_ids
-from tests.worker_svc.model.test_architectures import DEEPSEEK_V3, YARN_OF_LATENTS, saved
+from tests.worker_svc.model.test_architectures import DEEPSEEK_V3, MODELS, YARN_OF_LATENTS, saved
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +130,27 @@ async def assert_answers(
         load = await worker.settled()
         assert load.pages_referenced == 0
         assert (load.draft_tokens_accepted > 0) == (draft is not None)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "lfm2 moe", "nemotron h", "falcon h1, norm before the gate"])
+async def test_ranks_share_layers_with_states(name: str, tmp_path: Path):
+    kind, changes = MODELS[name]
+    sizes: dict[str, Any] = {"num_attention_heads": 4, "eos_token_id": None}
+    if name == "qwen3.5":
+        sizes["linear_num_value_heads"] = 4
+    theirs = saved(kind, tmp_path / "model", **changes | sizes)
+    prompts = [some_ids(97, length, seed) for seed, length in enumerate((9, 30, 2))]
+    settings = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None}
+    theirs.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        expected = [theirs.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist() for ids in prompts]
+    flags = (f"--model={tmp_path / 'model'}", "--tensor-parallel=2", "--dtype=float32")
+    async with running_worker(tmp_path, *flags) as worker:
+        server = await worker.admin.GetServer(admin_pb2.GetServerRequest())
+        assert (server.tensor_parallel_ranks, server.row_invariant) == (2, True)
+        for _ in range(2):  # once more, with what is cached
+            answers = await asyncio.gather(*(worker.generate(greedy(ids, 24)) for ids in prompts))
+            assert [answer.ids for answer in answers] == expected
 
 
 async def test_an_engine_whose_rank_is_killed_ends_and_is_started_again(shared_data: Path, tmp_path: Path):

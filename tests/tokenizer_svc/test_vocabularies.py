@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import unicodedata
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -13,7 +14,7 @@ import tiktoken
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tiktoken.load import load_tiktoken_bpe
 
@@ -78,6 +79,20 @@ def plain_llama3(shared_data: Path) -> TiktokenBpe:
 @given(text=TEXT)
 def test_llama2_equals_sentencepiece(llama2: Tokenizer, sentencepiece: SentencePieceProcessor, text: str) -> None:
     assert llama2.encode(text, add_special=False) == sentencepiece.encode(text)
+
+
+def test_pairs_of_pieces_that_merge_white_space_equal_sentencepiece(shared_data: Path, tmp_path: Path) -> None:
+    lines = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8").splitlines()[:200]
+    made = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=made, vocab_size=120, model_type="bpe", minloglevel=2
+    )
+    (tmp_path / "tokenizer.model").write_bytes(made.getvalue())
+    library = SentencePieceProcessor(model_proto=made.getvalue())
+    ours = load_tokenizer(tmp_path)
+    for text in ("the cat", " the  cat ", "7", "  ", "", "\tthe\u3000ﬁ", "'S"):
+        encoding = ours.encode_segments([Segment(text)], add_special=False, with_offsets=True)
+        assert encoding.ids == ours.encode(text, add_special=False) == library.encode(text), text
 
 
 @given(text=TEXT)

@@ -22,7 +22,7 @@ from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.test_architectures import GRANTED, LLAMA4, MODELS, PAGE_SIZE, saved
+from tests.worker_svc.model.test_architectures import GGUF, GRANTED, MODELS, PAGE_SIZE, SCALINGS, saved
 
 PYTHON = os.environ.get("TANDEM_LLAMA_CPP_PYTHON", sys.executable)
 LENGTH = 42  # tokens: more than the windows of these models
@@ -53,13 +53,32 @@ logits = [np.ctypeslib.as_array(cpp.llama_get_logits_ith(context, place), (rows,
 np.save(target, np.stack(logits))
 """
 
-# Sizes that llama.cpp can compute, where those of the other tests are none.
-SIZES: dict[str, dict[str, Any]] = {
-    "Qwen3Next": {"linear_value_head_dim": 32},
-    "Qwen3_5Text": {"linear_value_head_dim": 32},
-    "Qwen3_5MoeText": {"linear_value_head_dim": 32},
-    "Llama4Text": {"num_local_experts": LLAMA4["num_local_experts"]},
+# What llama.cpp takes for granted beside `GRANTED`.
+_VALUES = {"linear_value_head_dim": 32}  # as many as of keys
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen3 next": _VALUES,
+    "qwen3.5": _VALUES,
+    "qwen3.5 moe": _VALUES,
+    "olmoe": {"num_key_value_heads": 6},
+    # YaRN between whole pairs, which is not what the published model does.
+    "gpt oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    # Layers that share keys look at the last two before them, one with a window and one without.
+    "gemma4": {
+        "layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention", *["full_attention"] * 2]
+    },
 }
+_NAMES = ["llama with biases", "mistral without a window", "qwen2", "qwen3", "mixtral", "qwen3 moe", *GGUF]
+_NAMES.remove("phi3 with a window")  # which llama.cpp does not look at
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (MODELS[name][0], MODELS[name][1] | GRANTED.get(MODELS[name][0], {}) | CHANGES.get(name, {}))
+    for name in _NAMES
+}
+CASES |= {
+    f"llama, {name}": ("Llama", {"rope_parameters": {"rope_theta": 100.0} | SCALINGS[name]})
+    for name in ("linear", "yarn")
+}
+# Their activation is looked up in a table of float16 by llama.cpp.
+BY_TABLE = ("gemma", "starcoder2")
 
 
 def absent() -> str:
@@ -81,11 +100,13 @@ def logits_of_llama_cpp(path: Path, ids: list[int]) -> torch.Tensor:
 
 
 def three_logits(name: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Those of transformers, ours and llama.cpp's, of a model of `MODELS`."""
-    kind, changes = MODELS[name]
-    theirs, ids = saved(kind, folder, **changes | GRANTED.get(kind, {}) | SIZES.get(kind, {})), some_ids(97, LENGTH)
+    """Those of transformers, ours and llama.cpp's, of one of `CASES`."""
+    kind, changes = CASES[name]
+    theirs, ids = saved(kind, folder, **changes), some_ids(97, LENGTH)
     architecture = ARCHITECTURES[theirs.config.model_type]
-    metadata = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 97}
+    metadata: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 97}
+    if architecture.startswith("qwen35"):
+        metadata[f"{architecture}.rope.dimension_sections"] = [1, 1, 0, 0]  # not more than tiny heads have
     path = save_gguf(theirs, folder / "model.gguf", metadata=metadata)
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].float()
@@ -103,10 +124,8 @@ def main() -> int:
     if problem := absent():
         print(problem)
         return 1
-    from tests.worker_svc.checkpoints.test_beside_llama_cpp import NAMES
-
     print("| model | ours - transformers | llama.cpp - transformers | ours - llama.cpp |\n|---|---|---|---|")
-    for name in NAMES:
+    for name in CASES:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 expected, ours, cpp = three_logits(name, Path(folder))

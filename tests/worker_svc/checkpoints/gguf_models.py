@@ -117,9 +117,10 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length(head_dim)
     if config.model_type in ("starcoder2", "cohere2"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
+    elif config.model_type == "nemotron_h":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
-        keys = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
-        writer.add_layer_norm_rms_eps(next(getattr(config, key) for key in keys if hasattr(config, key)))
+        writer.add_layer_norm_rms_eps(config.norm_eps if "lfm2" in config.model_type else config.rms_norm_eps)
     if config.model_type == "cohere2":
         writer.add_sliding_window(config.sliding_window)
         writer.add_logit_scale(config.logit_scale)
@@ -171,6 +172,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if config.model_type in ("minimax_m2", "gpt_oss"):
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "qwen3_next", "qwen3_5_moe_text"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if ARCHITECTURES[config.model_type] in HYBRIDS:
@@ -313,7 +316,7 @@ def _describe_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.top_k_experts)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.final_logit_softcapping:
+    if config.final_logit_softcapping != 30:  # which llama.cpp has without being told
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     pairs = full.head_dim // 2
     turning = int(config.rope_parameters["full_attention"].get("partial_rotary_factor", 1.0) * pairs)

@@ -118,6 +118,7 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 10,
     "vocab_size_per_layer_input": 97,
     "num_kv_shared_layers": 3,
+    "final_logit_softcapping": 30.0,
     "pad_token_id": 0,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
@@ -537,6 +538,7 @@ GGUF += ["falcon h1, norm after the gate"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"norm_topk_prob": True},
     "Gemma2": {"query_pre_attn_scalar": 12},
     "Gemma3Text": {"query_pre_attn_scalar": 12, "num_hidden_layers": 7, "layer_types": None},
     "GptOss": {"swiglu_limit": 7.0},

@@ -3,7 +3,9 @@
 Most vocabularies are encoded by `spm_merging`, the others by the sentencepiece library.
 
 The model is built without its own space prefix: llama.cpp puts one in front of the text and again after each special
-token, which the caller knows and the library does not.
+token, which the caller knows and the library does not. But a model that merges white space swallows it at the beginning
+of a text, where the caller's prefix would be. So there are two processors: one puts the prefix there itself, and takes
+text that begins with white space; the other takes text that goes on from what is before it.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ class SpmVocabulary:
     def __init__(self, model: ModelProto) -> None:
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ValueError("the SentencePiece model is not of type BPE")
-        model.normalizer_spec.add_dummy_prefix = False
+        self._processors = Processors(model, prefixed=model.normalizer_spec.add_dummy_prefix)
         self._normalizer = normalizer_behaviour(model)
         self._byte_fallback = model.trainer_spec.byte_fallback
-        self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
-        self._unk_id = self._processor.unk_id()
+        processor = self._processors.of("")
+        self._unk_id = processor.unk_id()
         # Byte lengths of what each piece stands for; they add up to the text unless text is normalized.
         self._lengths = ids_of(
             [
@@ -54,14 +56,16 @@ class SpmVocabulary:
         self.encoder = "sentencepiece"
         if self._keeps_text:
             try:
-                self._merger = SpmMerger.of(model, self._processor.EncodeAsIds)
+                self._merger = SpmMerger.of(model, processor.EncodeAsIds)
             except NotServed as reason:
                 self.encoder = f"sentencepiece ({reason})"
         if self._merger is not None:
             self.encoder = "compiled"
 
     def encode(self, text: str) -> Ids:
-        return ids_of(self._processor.EncodeAsIds(text)) if self._merger is None else self._merger.encode(text)
+        if self._merger is not None:
+            return self._merger.encode(text)
+        return ids_of(self._processors.of(text).EncodeAsIds(text))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text, by one call where that is possible."""
@@ -72,7 +76,7 @@ class SpmVocabulary:
     def encode_with_offsets(self, text: str) -> Located:
         ids = self.encode(text)
         if not self._keeps_text or (ids == self._unk_id).any():
-            return mapped_offsets(self._processor, text)
+            return mapped_offsets(self._processors.of(text), text)
         starts = starts_of(self._lengths[ids])
         if SPACE in text:
             starts = _count_literal_spaces(text, starts)
@@ -81,6 +85,24 @@ class SpmVocabulary:
     def behaviour(self) -> Iterator[bytes]:
         yield b"normalizer " + self._normalizer
         yield b"byte fallback " + str(self._byte_fallback).encode()
+
+
+class Processors:
+    """The library's, for text that begins with white space and for other. The model is changed: its own space prefix is
+    switched off."""
+
+    def __init__(self, model: ModelProto, *, prefixed: bool) -> None:
+        """`prefixed`: callers put a space in front of text that does not go on from another one."""
+        model.normalizer_spec.add_dummy_prefix = False
+        self._going_on = self._beginning = SentencePieceProcessor(model_proto=model.SerializeToString())
+        if prefixed and model.normalizer_spec.remove_extra_whitespaces:
+            model.normalizer_spec.add_dummy_prefix = True
+            self._beginning = SentencePieceProcessor(model_proto=model.SerializeToString())
+            model.normalizer_spec.add_dummy_prefix = False
+
+    def of(self, text: str) -> SentencePieceProcessor:
+        """Returns the one that encodes a text."""
+        return self._beginning if text[:1].isspace() else self._going_on
 
 
 def normalizer_behaviour(model: ModelProto) -> bytes:

@@ -89,7 +89,7 @@ _MORE: Mapping[str, Table] = {
     "lfm2": _CONVOLUTIONS,
     "lfm2moe": _CONVOLUTIONS | _EXPERTS | rules(USED, "leading_dense_block_count"),
     "granitehybrid": _GRANITE | _STATES | rules(USED, "expert_shared_feed_forward_length rope.scaling.finetuned"),
-    "nemotron_h": _STATES,
+    "nemotron_h": _STATES | rules(USED, "attention.layer_norm_epsilon"),
     "falcon-h1": _STATES,
     "qwen2moe": {"expert_shared_feed_forward_length": USED, "expert_weights_norm": Only((False,))},
     "glm4moe": _EXPERTS

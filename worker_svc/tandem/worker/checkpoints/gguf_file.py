@@ -363,13 +363,16 @@ def _read_config(
         wide = layers == architecture.gemma_width
         multiplier = float((hidden_size / heads if wide else max(head_dim, 1)) ** -0.5)
     caps = architecture.soft_caps
+    eps = architecture.norm_eps
+    if architecture.norm_eps_else and eps not in own:
+        eps = architecture.norm_eps_else
     experts = _experts(fields, architecture.experts, layers)
     if experts is not None and kind == "llama":
         name = "mixtral"
     config = build(
         ModelConfig,
         fields,
-        _KEYS | {"norm_eps": architecture.norm_eps},
+        _KEYS | {"norm_eps": eps},
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -379,7 +382,7 @@ def _read_config(
         num_kv_heads=fields.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         context_length=context_length,
-        norm_eps=fields.number(architecture.norm_eps),
+        norm_eps=fields.number(eps),
         rope_theta=theta,
         rope_scaling=(
             _longrope(fields, row_of_numbers(_LONGROPE[0]), row_of_numbers(_LONGROPE[1]), context_length)
