@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import grpc.aio
 
@@ -47,6 +47,7 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 
 Call = grpc.aio.StreamStreamCall[pb.DecodeStreamRequest, pb.DecodeStreamResponse]
 ErrorFor = Callable[[CallContext], TandemError]
+Outcome: TypeAlias = pb.DecodeStreamResponse | TandemError
 
 
 class DecodeCalls:
@@ -99,7 +100,7 @@ class DecodePlace:
     def __init__(self, call: _SharedCall, context: CallContext, seconds: float | None) -> None:
         self.context = context
         self._call = call
-        self._response: asyncio.Future[pb.DecodeStreamResponse] | None = None
+        self._receive: Callable[[Outcome], None] | None = None  # who waits for the response
         self._begun = self._over = False  # at the server
         self._expired = False
         # The call has no deadline of its own: its answers have.
@@ -110,26 +111,35 @@ class DecodePlace:
         self, opening: pb.DecodeStreamOpen | None, ids: Sequence[int], *, end: bool
     ) -> pb.DecodeStreamResponse:
         """Sends a request and returns its response. Raises StatusError, after which the place cannot be used."""
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.send(opening, ids, end=end, receive=lambda told: None if outcome.done() else outcome.set_result(told))
+        if isinstance(told := await outcome, TandemError):
+            raise told
+        return told
+
+    def send(
+        self,
+        opening: pb.DecodeStreamOpen | None,
+        ids: Sequence[int],
+        *,
+        end: bool,
+        receive: Callable[[Outcome], None],
+    ) -> None:
+        """Sends a request; `receive` is called with its response, or with the error after which the place cannot be
+        used. Raises StatusError when it cannot be used already."""
         if (error := self._call.error) is not None:
             raise error(self.context)
         if self._expired:
             raise self._too_late()
-        self._response = asyncio.get_running_loop().create_future()
+        self._receive = receive
         self._begun = True
         self._call.send(_Request(self, opening, ids, end))
-        response = await self._response
-        if not response.HasField("error"):
-            return response
-        error_details = ("grpc-status-details-bin", response.error.SerializeToString())
-        code = _CODES.get(response.error.code, grpc.StatusCode.UNKNOWN)
-        raise from_status(
-            code, response.error.message, [error_details], service=SERVICE, request_id=self.context.request_id
-        )
 
     def close(self) -> None:
         """Ends the stream at the server too. Closing twice does nothing."""
         if self._timer is not None:
             self._timer.cancel()
+        self._receive = None
         self._call.leave(self, ended=self._over or not self._begun)
 
     # For the call.
@@ -137,13 +147,21 @@ class DecodePlace:
     def receive(self, response: pb.DecodeStreamResponse) -> None:
         """Takes the response to what was sent."""
         self._over = self._over or response.done
-        if self._response is not None and not self._response.done():
-            self._response.set_result(response)
+        self._settle(self._refusal(response) if response.HasField("error") else response)
 
     def fail(self, error: TandemError) -> None:
         """Ends the wait with an error, because no response will come."""
-        if self._response is not None and not self._response.done():
-            self._response.set_exception(error)
+        self._settle(error)
+
+    def _settle(self, outcome: Outcome) -> None:
+        receive, self._receive = self._receive, None
+        if receive is not None:
+            receive(outcome)
+
+    def _refusal(self, response: pb.DecodeStreamResponse) -> TandemError:
+        details = ("grpc-status-details-bin", response.error.SerializeToString())
+        code = _CODES.get(response.error.code, grpc.StatusCode.UNKNOWN)
+        return from_status(code, response.error.message, [details], service=SERVICE, request_id=self.context.request_id)
 
     def _expire(self) -> None:
         self._expired = True

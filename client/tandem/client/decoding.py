@@ -6,11 +6,11 @@ one request and its text, which begins with what was already given, goes on from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tandem.client.answers import size_of, without_first
-from tandem.client.decode_calls import SERVICE, DecodeCalls, DecodePlace
-from tandem.client.errors import CancelledError, InternalError, ResourceExhaustedError, UnavailableError
+from tandem.client.decode_calls import SERVICE, DecodeCalls, DecodePlace, Outcome
+from tandem.client.errors import CancelledError, InternalError, ResourceExhaustedError, TandemError, UnavailableError
 from tandem.client.metrics import ClientMetrics
 from tandem.client.patience import Patience, restarts
 from tandem.client.rpc import CallContext
@@ -24,7 +24,7 @@ FULL_CALLS = 16
 
 
 class TextDecoder:
-    """Decodes a growing list of ids. One `feed` at a time; `close` ends the stream."""
+    """Decodes a growing list of ids. One `feed` or `pass_on` at a time; `close` ends the stream."""
 
     def __init__(
         self,
@@ -40,20 +40,25 @@ class TextDecoder:
         self._patience = Patience(failover)
         self._metrics = metrics
         self._place: DecodePlace | None = None
+        self._failed: TandemError | None = None  # what `pass_on` ended with
         self._fed: list[int] = []
         self._given: list[str] = []
         self._told = 0  # how much the events tell that were given
 
     async def feed(self, ids: Sequence[int], *, end: bool = False) -> pb.DecodeStreamResponse:
-        """Sends more ids and returns the response; its `text` is only what is new. Raises StatusError."""
+        """Sends more ids and returns the response; its `text` is only what is new. Raises StatusError. After a
+        `pass_on` that failed, the text of its ids comes with this."""
         self._fed.extend(ids)
         replay = self._place is None
         lost = False
         refused = 0
         while True:
             try:
+                if self._failed is not None:
+                    raise self._failed
                 response = await self._send(self._fed if replay else ids, opening=replay, end=end)
             except ResourceExhaustedError as full:
+                self._failed = None
                 # The server lets fewer streams into a call than we do; there is room for this one in a new call.
                 if full.reason != "TOO_MANY_STREAMS":
                     raise
@@ -65,6 +70,7 @@ class TextDecoder:
                 replay = True
                 continue
             except (UnavailableError, CancelledError) as error:
+                self._failed = None
                 self.close()
                 self._patience.failed(error, may_wait=restarts(error, reached=self._calls.reached))
                 await self._context.sleep(self._patience, error, SERVICE)
@@ -78,10 +84,36 @@ class TextDecoder:
                 events = without_first(response.events, self._told)
                 del response.events[:]
                 response.events.extend(events)
-            self._told += sum(map(size_of, response.events))
-            if response.text:
-                self._given.append(response.text)
+            self._remember(response)
             return response
+
+    def pass_on(self, ids: Sequence[int], receive: Callable[[pb.DecodeStreamResponse | None], None]) -> bool:
+        """Sends more ids in the open stream and returns at once; `receive` gets the response, or None when it failed:
+        then `feed` goes on. Returns False, with nothing sent, where `feed` has to."""
+        if self._place is None or len(ids) > MESSAGE_IDS:
+            return False
+
+        def settle(outcome: Outcome) -> None:
+            if isinstance(outcome, TandemError):
+                self._failed = outcome
+                receive(None)
+            else:
+                self._patience.progressed()
+                self._remember(outcome)
+                receive(outcome)
+
+        try:
+            self._place.send(None, ids, end=False, receive=settle)
+        except TandemError:  # told again by `feed`
+            return False
+        self._fed.extend(ids)
+        return True
+
+    def _remember(self, response: pb.DecodeStreamResponse) -> None:
+        if response.events:
+            self._told += sum(map(size_of, response.events))
+        if response.text:
+            self._given.append(response.text)
 
     def close(self) -> None:
         if self._place is not None:

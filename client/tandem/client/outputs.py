@@ -1,6 +1,7 @@
 """One output of an answer as it grows: ids from the worker, and their text from the tokenizer.
 
-Ids are queued while the tokenizer works; text and ids are queued until the reader takes them.
+Ids are queued while the tokenizer works; text and ids are queued until the reader takes them. What comes is passed on
+where it arrives: waking a task for each delta and each text would cost more than all else that is done with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tandem.client.decoding import TextDecoder
 from tandem.client.plan import GenerationPlan
 from tandem.client.types import Chunk, TopLogprobs
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2
 
 
 class GrowingOutput:
@@ -42,8 +44,11 @@ class GrowingOutput:
         self.answer = AnswerSoFar(f"{plan.request_id}:{index}")
         self._events_read = 0
         self._ids_read = 0
-        self._ended = False
+        self._ended = self._stopped = False  # as told by `end`, by `wake`
         self._came = asyncio.Event()
+        self._decoder: TextDecoder | None = None  # where deltas may be passed on
+        self._fed = 0  # how many ids the decoder has
+        self._passing = self._lost = self._decoded = False  # a request waits for its text; has failed; had the last
 
     @property
     def text(self) -> str:
@@ -101,7 +106,10 @@ class GrowingOutput:
             assert len(self._logprobs) == len(self._received), "delta arrays are parallel"
         if not self._plan.detokenize:
             self._publish("", len(self._received))
-        self._came.set()
+        if self._decoder is None:
+            self._came.set()
+        elif not self._passing:
+            self._pass_on(self._decoder)
 
     def end(self) -> None:
         """Marks the end: no more deltas come."""
@@ -133,34 +141,70 @@ class GrowingOutput:
     async def decode(self, decoder: TextDecoder, pump: asyncio.Task[None], *, at_end: bool) -> None:
         """Decodes ids until the end or a stop string. Raises the error that ended the worker's stream (`pump`) early,
         after all text before it was given. With `at_end` nothing is decoded before all ids have come."""
-        fed = 0
         while True:
-            while not self._ended and not pump.done() and (at_end or fed == len(self._received)):
+            while not (self._decoded or self._is_due(over=self._ended or pump.done(), at_end=at_end)):
                 self._came.clear()
                 await self._came.wait()
+            if self._decoded:
+                return
             end = self._ended or (pump.done() and not pump.cancelled() and pump.exception() is None)
-            new = self._received[fed:]
-            if not new and not end:
+            new = self._received[self._fed :]
+            if not new and not end and not self._lost:
                 pump.result()
-            fed += len(new)
+            self._decoder, self._lost = None, False
+            self._fed += len(new)
             if new and self._decode_began is None:
                 self._decode_began = time.monotonic()
-            response = await decoder.feed(new, end=end)
+            self._take_text(await decoder.feed(new, end=end))
+            if not at_end and not self._decoded:
+                self._decoder = decoder
+                if self._fed < len(self._received) and not self._ended:
+                    self._pass_on(decoder)
+
+    def _is_due(self, *, over: bool, at_end: bool) -> bool:
+        """Tells whether `decode` has something to say to the decoder."""
+        return not self._passing and (self._lost or over or (not at_end and self._fed < len(self._received)))
+
+    def _pass_on(self, decoder: TextDecoder) -> None:
+        """Sends the ids that have come."""
+        new = self._received[self._fed :]
+        self._passing = decoder.pass_on(new, self._passed)
+        if self._passing:
+            self._fed += len(new)
+        else:
+            self._came.set()
+
+    def _passed(self, response: tokenizer_pb2.DecodeStreamResponse | None) -> None:
+        """Takes what the ids gave that were passed on, and passes on those that have come meanwhile."""
+        self._passing = False
+        if response is None:
+            self._lost = True
+        else:
+            self._take_text(response)
+        if self._lost or self._decoded:
+            self._decoder = None
+        if self._decoder is None or self._ended or self._stopped:
+            self._came.set()
+        elif self._fed < len(self._received):
+            self._pass_on(self._decoder)
+
+    def _take_text(self, response: tokenizer_pb2.DecodeStreamResponse) -> None:
+        if response.events:
             self.answer.add(response.events)
-            self.answer.reasoning_tokens = response.reasoning_ids
-            self._held_bytes = response.held_bytes
-            if response.HasField("matched_stop"):
-                trimmed = 0 if self._plan.stopping.include_stop else response.trim_ids
-                self.matched_stop = response.matched_stop
-                self._publish(response.text, response.ids_consumed - trimmed)
-                return
+        self.answer.reasoning_tokens = response.reasoning_ids
+        self._held_bytes = response.held_bytes
+        self._decoded = response.done
+        if response.HasField("matched_stop"):
+            trimmed = 0 if self._plan.stopping.include_stop else response.trim_ids
+            self.matched_stop = response.matched_stop
+            self._publish(response.text, response.ids_consumed - trimmed)
+        else:
             # A held byte belongs to one id, so no more ids than held bytes can still be trimmed.
-            self._publish(response.text, fed if response.done else fed - response.held_bytes)
-            if response.done:
-                return
+            self._publish(response.text, self._fed if response.done else self._fed - response.held_bytes)
 
     def wake(self) -> None:
         """Wakes the decoder, because the worker's stream is over."""
+        self._stopped = True
         self._came.set()
 
     def _pieces(self, ids: Sequence[int]) -> list[bytes] | None:

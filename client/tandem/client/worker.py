@@ -25,7 +25,7 @@ from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, infere
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
-SHARED_FROM_REQUESTS = 4  # of this client at the worker; fewer send their deltas themselves, and nothing else is opened
+SHARED_FROM_REQUESTS = 2  # of this client at the worker; fewer send their deltas themselves, and nothing else is opened
 DESCRIBE_SECONDS = 5.0
 # A worker that does not tell what it serves or holds (its control plane is closed to us) is asked again so much later.
 ASK_AGAIN_SECONDS = 60.0
