@@ -148,9 +148,12 @@ def test_a_written_folder_loads_in_transformers(name: str, tmp_path: Path) -> No
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", **ways)
     ids = torch.tensor([some_ids(97, 2 * WINDOW)])
     with torch.inference_mode():
-        # transformers computes Mamba-2 in chunks, of whatever size the folder says.
-        chunks = several or name.startswith(("granite hybrid", "nemotron"))
-        torch.testing.assert_close(theirs(ids).logits, reference(ids).logits, atol=1e-5 if chunks else 0, rtol=0)
+        # transformers computes Mamba-2 in chunks, of whatever size the folder says, and an expert's products by how its
+        # matrices lie in memory.
+        near = (
+            several or name.startswith(("granite hybrid", "nemotron")) or hasattr(theirs.config, "num_experts_per_tok")
+        )
+        torch.testing.assert_close(theirs(ids).logits, reference(ids).logits, atol=1e-5 if near else 0, rtol=0)
 
 
 def test_a_gguf_file_of_a_hybrid_becomes_the_folder_that_it_was_made_of(tmp_path: Path) -> None:
