@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.places import places_of
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.published_states import PUBLISHED
-from tests.worker_svc.model.test_architectures import MODELS, saved
+from tests.worker_svc.model.test_architectures import GRANTED, MODELS, saved
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -97,3 +99,24 @@ def test_what_cannot_be_is_refused_by_its_field(name: str, tmp_path: Path) -> No
         named = {"mamba_num_heads": "n_groups", "mamba_d_ssm": "mamba_n_heads"}
         with pytest.raises(CheckpointError, match=named.get(key, key)):
             open_checkpoint(tmp_path)
+
+
+REFUSED_IN_FILES: list[tuple[str, str, object]] = [
+    ("lfm2", "lfm2.shortconv.l_cache", 0),
+    ("lfm2", "lfm2.attention.head_count_kv", [0, 2, 1, 0]),
+    ("lfm2", "lfm2.attention.head_count_kv", [0, 2, 0]),
+    ("granite hybrid", "granitehybrid.ssm.inner_size", 95),
+    ("granite hybrid", "granitehybrid.ssm.group_count", 4),
+    ("granite hybrid", "granitehybrid.ssm.dt_b_c_rms", True),
+    ("nemotron h", "nemotron_h.feed_forward_length", [0, 80, 80, 0, 80]),
+    ("falcon h1", "falcon-h1.ssm.state_size", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value"), REFUSED_IN_FILES)
+def test_what_cannot_be_is_refused_by_its_key(name: str, key: str, value: object, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    theirs = saved(kind, tmp_path, **changes | GRANTED.get(kind, {}))
+    open_checkpoint(save_gguf(theirs, tmp_path / "model.gguf"))
+    with pytest.raises(CheckpointError, match=re.escape(key)):
+        open_checkpoint(save_gguf(theirs, tmp_path / "other.gguf", metadata={key: value}))
