@@ -166,6 +166,9 @@ def test_failures_weigh_and_fade() -> None:
     assert failures.weigh(0, 100.0) == 4**3 - 1 and failures.weigh(1, 100.0) == 2 * 4**3 - 1
     assert failures.weigh(0, 100.0 + FAILURE_HALF_LIFE) == 4**1.5 - 1
     assert failures.weigh(7, 100.0 + 30 * FAILURE_HALF_LIFE) == pytest.approx(7)
+    for _ in range(10_000):
+        failures.add(200.0)
+    assert failures.weigh(0, 200.0) == 4**3 - 1
 
 
 def test_a_key_s_share_is_of_the_last_requests() -> None:

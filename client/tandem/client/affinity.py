@@ -44,6 +44,7 @@ HALF_LIFE = 15.0  # of a told load, seconds. It shows who is loaded for long; ho
 FRESH_SECONDS = 0.25  # in which a worker that told its load is not asked for it
 FAILURE_FACTOR = 4.0
 FAILURE_HALF_LIFE = 4.0  # seconds
+MOST_FAILURES = 3  # that count: more would drown the mean of the fleet, by which others are bounded
 
 PAGE_TOKENS = 16  # of a name in a client's memory
 MOST_NAMES = 512  # of a prompt; what is behind them counts no more
@@ -173,7 +174,7 @@ class Failures:
 
     def add(self, now: float) -> None:
         """Counts one."""
-        self._count, self._at = self._left(now) + 1, now
+        self._count, self._at = min(self._left(now) + 1, MOST_FAILURES), now
 
     def weigh(self, load: float, now: float) -> float:
         """Returns the load as it counts for a choice."""
