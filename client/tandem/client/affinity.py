@@ -33,7 +33,7 @@ from typing import NamedTuple
 PREFIX_TOKENS = 64
 SLACK = 1.25
 STICKY_SLACK = 1.6  # of the worker that has an earlier part: what it has cached is worth some load
-ROOM = 3.0  # workers for a key, times its share of the requests
+ROOM = 3.5  # workers for a key, times its share of the requests
 DRAWN = 12  # of them, for a prompt that begins something new
 CANDIDATES = 3  # of those drawn, the least loaded as far as is known: they are asked
 RECENT_KEYS = 256  # of which shares are counted
