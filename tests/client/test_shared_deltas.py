@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from tandem.client import AsyncClient, DeadlineExceededError, GenerationResult
+from tandem.client import AsyncClient, DeadlineExceededError, FailoverSettings, GenerationResult
 from tandem.client.worker import SHARED_FROM_REQUESTS
 from tandem.inference.v1 import inference_pb2 as pb
-from tests.client.fakes import EOS, TEXT, CountingWorker, ids_of_text, refuse, serving_workers
+from tests.client.fakes import EOS, TEXT, CountingWorker, ids_of_text, refuse, serving_workers, start_worker
 
 STREAMS = 16
 
@@ -24,8 +24,8 @@ class SharingWorker(CountingWorker):
         self.calls: dict[str, asyncio.Queue[pb.RequestDelta]] = {}
         self.opened = self.shared = 0
         self.lose_shared_after: int | None = None  # so many deltas; then the call ends, and what follows is lost
-        self.held = asyncio.Event()  # while clear, no delta comes out of a call
-        self.held.set()
+        self.flows = asyncio.Event()  # while clear, no delta comes out of a call
+        self.flows.set()
         self.all_begun = asyncio.Event()
         self.all_closed = asyncio.Event()
 
@@ -36,7 +36,7 @@ class SharingWorker(CountingWorker):
         try:
             while True:
                 delta = await queue.get()
-                await self.held.wait()
+                await self.flows.wait()
                 if self.lose_shared_after is not None:
                     if not self.lose_shared_after:
                         self.lose_shared_after = None
@@ -90,24 +90,24 @@ async def test_few_requests_open_nothing_more(client: AsyncClient, worker: Shari
 
 
 async def test_an_end_that_overtakes_its_tokens_waits_for_them(client: AsyncClient, worker: SharingWorker) -> None:
-    worker.held.clear()
+    worker.flows.clear()
     running = asyncio.create_task(answers(client))
     await worker.all_begun.wait()
     await asyncio.gather(*(seen.finished.wait() for seen in worker.seen))
     assert not running.done()
-    worker.held.set()
+    worker.flows.set()
     results = await running
     assert texts(results) == {TEXT}
     assert {result.failovers for result in results if isinstance(result, GenerationResult)} == {0}
 
 
 async def test_the_deadline_holds_while_tokens_are_waited_for(client: AsyncClient, worker: SharingWorker) -> None:
-    worker.held.clear()
+    worker.flows.clear()
     results = await answers(client, timeout=1.0)
     late = [result for result in results if not isinstance(result, GenerationResult)]
     assert len(late) > STREAMS - SHARED_FROM_REQUESTS
     assert all(isinstance(error, DeadlineExceededError) and error.service == "worker" for error in late)
-    worker.held.set()
+    worker.flows.set()
     await worker.all_closed.wait()
 
 
@@ -146,3 +146,22 @@ async def test_a_worker_that_does_not_know_the_call_is_asked_once(tokenizer_addr
         for _ in range(2):
             assert texts(await answers(client)) == {TEXT}
         assert worker.asked == 1
+
+
+async def test_a_worker_that_goes_takes_no_answer_with_it(tokenizer_address: str) -> None:
+    lost, left = SharingWorker(), SharingWorker()
+    lost.pause_at = left.pause_at = 6
+    patient = FailoverSettings(attempts=20, initial_backoff_seconds=0.05)
+    server, address = await start_worker(lost)
+    async with (
+        serving_workers(left) as addresses,
+        AsyncClient(tokenizer_address, [address, *addresses], timeout=60, failover=patient) as client,
+    ):
+        streams = [client.stream(f"Hi {number}", seed=0) for number in range(STREAMS)]
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        assert lost.shared and left.shared
+        await server.stop(0)
+        left.pause_at = None
+        left.go.set()
+        results = await asyncio.gather(*(stream.collect() for stream in streams), return_exceptions=True)
+    assert texts(results) == {TEXT}
