@@ -43,6 +43,7 @@ class SharingWorker(CountingWorker):
                         await refuse(context, grpc.StatusCode.UNAVAILABLE, "gone", reason="TEST")
                     self.lose_shared_after -= 1
                 yield pb.StreamDeltasResponse(deltas=[delta])
+                queue.task_done()
         finally:
             del self.calls[request.key]
             if not self.calls:
@@ -165,3 +166,27 @@ async def test_a_worker_that_goes_takes_no_answer_with_it(tokenizer_address: str
         left.go.set()
         results = await asyncio.gather(*(stream.collect() for stream in streams), return_exceptions=True)
     assert texts(results) == {TEXT}
+
+
+class OvertakingWorker(SharingWorker):
+    """Sends ids before it accepts a request, and is lost."""
+
+    lost = 0
+
+    async def Generate(self, request, context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+        queue = self.calls.get(dict(context.invocation_metadata()).get("x-deltas-key", ""))
+        if queue is not None and not request.request_id.endswith("-r1"):
+            self.lost += 1
+            delta = pb.Delta(ids=ids_of_text("other"))
+            queue.put_nowait(pb.RequestDelta(request_id=request.request_id, delta=delta))
+            await queue.join()
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "gone", reason="TEST")
+        async for response in super().Generate(request, context):
+            yield response
+
+
+async def test_ids_that_overtake_the_acceptance_of_a_lost_request_are_not_kept(tokenizer_address: str) -> None:
+    worker = OvertakingWorker()
+    async with serving_workers(worker) as addresses, AsyncClient(tokenizer_address, addresses, timeout=30) as client:
+        assert texts(await answers(client)) == {TEXT}
+    assert worker.lost

@@ -54,6 +54,7 @@ class TokenStream:
         self._receive, self._end = receive, end
         self.outputs: list[list[int]] = [[] for _ in range(plan.n)]
         self.accepted: pb.Accepted | None = None  # the first one
+        self._early: list[pb.Delta] = []  # that came before it
         self.finished: dict[int, pb.Finished] = {}
         self.prompt = pb.PromptLogprobs()  # its parts, joined
         self.failovers = 0
@@ -143,6 +144,7 @@ class TokenStream:
         request = self._request
         known = [0 if self._resumable else len(ids) for ids in self.outputs]  # is said again
         came = [0] * len(known)
+        self._early.clear()
         with worker.occupied():
             self._pool.memory.remember(self._pages, worker.address)
             model = await worker.model(self._context.timeout("worker"))
@@ -172,6 +174,8 @@ class TokenStream:
                             worker.told_load(response.accepted)
                             if self.accepted is None:
                                 self.accepted = response.accepted
+                                for delta in self._early:
+                                    self._take(known, came, delta)
                             else:
                                 self.failovers += 1
                                 self._metrics.failovers.labels("worker").inc()
@@ -195,6 +199,9 @@ class TokenStream:
 
     def _take(self, known: list[int], came: list[int], delta: pb.Delta) -> None:
         """Takes a delta of this worker, from either call: `came` counts its ids, `known` are those said again."""
+        if self.accepted is None:  # the other call has overtaken it; without its seed nobody could go on with these ids
+            self._early.append(delta)
+            return
         came[delta.index] += len(delta.ids)
         delta = without(delta, known)
         if delta.ids:
