@@ -1,0 +1,72 @@
+"""Where the tensors of a checkpoint go: a module's weight, from one of its rows on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.linear import Bias, Linear
+from tandem.worker.model.mixer import Constants, Mixer
+from tandem.worker.model.moe import MixtureOfExperts
+from tandem.worker.model.norms import LayerNorm, RMSNorm
+from tandem.worker.model.weights import Embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a tensor of a checkpoint goes: a module's weight, from one of its rows on."""
+
+    module: RMSNorm | LayerNorm | Embedding | Linear | Bias | Constants
+    row: int
+
+
+def of_mixer(mixer: Mixer, output: Linear) -> dict[str, Destination]:
+    """Returns where those of what a layer has instead of attention go, and of its output matrix."""
+    places = {part: Destination(module, row) for part, (module, row) in mixer.destinations().items()}
+    places["output"] = Destination(output, 0)
+    if output.bias is not None:
+        places["output_bias"] = Destination(output.bias, 0)
+    return {f"{mixer.name}.{part}": place for part, place in places.items()}
+
+
+def of_experts(experts: MixtureOfExperts) -> dict[str, Destination]:
+    """Returns where those of a router, its experts and what stands beside them go."""
+    places = {"router": Destination(experts.router, 0)}
+    if experts.router.bias is not None:
+        places["router_logit_bias"] = Destination(experts.router.bias, 0)
+    if experts.router_bias is not None:
+        places["router_bias"] = Destination(experts.router_bias, 0)
+    if experts.weights is not None:
+        places["expert_weights"] = Destination(experts.weights, 0)
+    if experts.shared is not None:
+        places |= of_gated("shared", experts.shared)
+    if experts.shared_router is not None:
+        places["shared_router"] = Destination(experts.shared_router, 0)
+    for number, expert in enumerate(experts.experts):
+        assert isinstance(expert, FeedForward)
+        places |= of_gated(f"experts.{number}", expert)
+    return places
+
+
+def of_norm(name: str, norm: RMSNorm | LayerNorm) -> dict[str, Destination]:
+    """Returns where a norm's weight goes, and its bias if it has one."""
+    places = {name: Destination(norm, 0)}
+    if isinstance(norm, LayerNorm) and norm.bias is not None:
+        places[f"{name}_bias"] = Destination(norm.bias, 0)
+    return places
+
+
+def of_gated(name: str, layer: FeedForward) -> dict[str, Destination]:
+    """Returns where those of a feed-forward part with a gate go."""
+    places = {
+        f"{name}.gate": Destination(layer.gate_up, 0),
+        f"{name}.up": Destination(layer.gate_up, layer.intermediate_size),
+        f"{name}.down": Destination(layer.down, 0),
+    }
+    if layer.gate_up.bias is not None and layer.down.bias is not None:
+        places |= {
+            f"{name}.gate_bias": Destination(layer.gate_up.bias, 0),
+            f"{name}.up_bias": Destination(layer.gate_up.bias, layer.intermediate_size),
+            f"{name}.down_bias": Destination(layer.down.bias, 0),
+        }
+    return places

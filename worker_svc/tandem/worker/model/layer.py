@@ -1,0 +1,327 @@
+"""A layer, on rows `x [N, hidden]` that may belong to any sequences:
+
+    q, k, v = rotate(norm(x) Wq), rotate(norm(x) Wk), norm(x) Wv        one product: Wq, Wk, Wv lie below each other
+    x       = x + attention(q, cache + k, cache + v) Wo
+    x       = x + feed_forward(norm(x))
+
+Norms may stand elsewhere. In some layers of some models something with a state (`mixers.py`), or attention over latents
+(`latent_attention.py`), stands in the place of attention (`layers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+
+from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
+from tandem.worker.model.attention import Scores
+from tandem.worker.model.beside import ExpertsBeside
+from tandem.worker.model.cpu.layer import (
+    Attending,
+    CompiledLayer,
+    CompiledStep,
+    LayerKind,
+    LayerNorms,
+)
+from tandem.worker.model.destinations import Destination, of_experts, of_gated, of_norm
+from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.linear import Bias, Linear, Rows
+from tandem.worker.model.moe import MixtureOfExperts, sigmoid
+from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
+from tandem.worker.model.operations import Operations, Plan
+from tandem.worker.model.parallel import Ranks
+from tandem.worker.model.per_layer_inputs import LayerInput
+from tandem.worker.model.rope import Rotation
+from tandem.worker.model.states import StatePlan
+from tandem.worker.model.unfinished import Unfinished
+from tandem.worker.model.whole_layers import behind_the_call, not_compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers of a forward pass share."""
+
+    rotations: Mapping[Rope, Rotation]
+    growth: torch.Tensor | None  # what queries are multiplied by, [N, 1, 1]
+    cache: KVCache
+    slots: torch.Tensor
+    plans: Mapping[AttentionKind, Plan]
+    compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
+    states: StatePlan | None  # of layers that have such
+    given: torch.Tensor | None  # what each layer is given beside the stream, [N, layers, size]
+
+    def of(self, rows: torch.Tensor, plans: Mapping[AttentionKind, Plan]) -> Step:
+        """Returns the step of some rows `[M]`, with plans for these, where nothing is stored any more."""
+        return replace(
+            self,
+            rotations={
+                rope: (cos.index_select(0, rows), sin.index_select(0, rows))
+                for rope, (cos, sin) in self.rotations.items()
+            },
+            growth=None if self.growth is None else self.growth.index_select(0, rows),
+            given=None if self.given is None else self.given.index_select(0, rows),
+            plans=plans,
+            compiled={},
+        )
+
+
+class Layer(torch.nn.Module):
+    """Attention and feed-forward, each with its norm and residual."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        operations: Operations,
+        ranks: Ranks,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        self._operations = operations
+        self._ranks = ranks
+        self._config = config
+        self._device = device
+        self._number = index
+        self._queries_grow = config.queries_grow_in(index)
+        self._attention = config.attention_kinds[index]
+        self._rope: Rope = config.layer_ropes[index]
+        self.kind: LayerKind = (self._attention, self._rope)
+        self.attention_norm = stream_norm(config, dtype, operations)
+        self._make_mixing(config, index, dtype)
+        self.mlp_norm: RMSNorm | LayerNorm | None = None
+        self._feeds = config.feeds(index)
+        if self._feeds and config.mixes(index) and not config.parallel:
+            self.mlp_norm = stream_norm(config, dtype, operations)
+        mlp_norm = self.mlp_norm or self.attention_norm
+        # What goes into each part, from the stream and what is still to be added to it; and what comes out.
+        before = config.norm_placement != "after"
+        both = config.norm_placement == "both"
+        self.attention_post_norm = stream_norm(config, dtype, operations) if both else None
+        self.mlp_post_norm = stream_norm(config, dtype, operations) if both else None
+        self._enter_attention = self.attention_norm.after_adding if before else added
+        self._enter_mlp = mlp_norm.after_adding if before else added
+        self._leave_attention = _as_it_is if before else self.attention_norm.forward
+        self._leave_mlp = _as_it_is if before else mlp_norm.forward
+        if self.attention_post_norm is not None and self.mlp_post_norm is not None:
+            self._leave_attention, self._leave_mlp = self.attention_post_norm.forward, self.mlp_post_norm.forward
+        self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts | None = None
+        experts = config.experts if config.has_experts(index) else None
+        if not self._feeds:
+            pass
+        elif experts is not None and not experts.beside:
+            self.feed_forward = MixtureOfExperts(config.hidden_size, experts, dtype, operations)
+        elif not config.gated:
+            self.feed_forward = UngatedFeedForward(config, dtype)
+        else:
+            self.feed_forward = FeedForward(
+                *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
+                gate_multiplier=config.gate_multiplier,
+            )
+        self.beside = ExpertsBeside(config, experts, dtype, operations) if experts and experts.beside else None
+        given = config.per_layer_inputs
+        self.given = LayerInput(config, given, dtype, operations) if given is not None else None
+        self.scale = Bias(1, dtype) if config.layer_scale else None
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        """Makes what mixes the tokens of a sequence: attention."""
+        self._index = config.cache_places[index]
+        kv_heads, head_dim = config.layer_heads[index][:2]
+        rows, self._stores = config.projections(index), config.stores(index)
+        self._first_rows = dict(zip(rows, accumulate(rows.values(), initial=0), strict=False))
+        self._values_are_keys = self._stores and "v" not in rows
+        self._q_size, self._qkv_size = rows["q"], sum(rows.values())
+        self._heads, self._kv_heads = config.num_heads, kv_heads if self._stores else 0
+        self._qkv_shape = (-1, self._heads + 2 * self._kv_heads, head_dim)
+        self._scale, self._cap = config.attention_scale, config.attention_soft_cap
+        self._gated = config.attention_gate
+        size = self._qkv_size + (self._q_size if config.attention_gate else 0)
+        self.qkv = Linear(config.hidden_size, size, dtype, bias=config.qkv_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        self._norms_without_weights = config.qk_norm == "unit" and self._rope != "none"
+        if config.qk_norm in ("head", "whole"):
+            sizes = (rows["q"], rows.get("k", 0)) if config.qk_norm == "whole" else (head_dim,) * 2
+            norms = [RMSNorm(size, config.norm_eps, dtype, self._operations) for size in sizes]
+            self.q_norm, self.k_norm = norms[0], norms[1] if self._stores else None
+        self._unit: torch.Tensor | None = None
+        if config.value_norm or self._norms_without_weights:
+            self._unit = torch.ones(head_dim, dtype=dtype, device=self._device)
+        self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
+        self.attention_output = Linear(self._q_size, config.hidden_size, dtype, bias=config.output_bias)
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns `x [N, hidden]` after the layer and what is still to be added to it, given both before it; x itself
+        is overwritten. With `wanted` `[M]`, only those rows come out."""
+        in_one, compiled = step.compiled.get(self.kind), self.compiled
+        mlp = self.feed_forward
+        if in_one is not None and compiled is not None and (wanted is None or len(wanted) == len(x)):
+            delta, seen = compiled.run(in_one, x, delta, step.cache, self._index)
+            if wanted is not None:
+                x, delta, seen = (rows.index_select(0, wanted) for rows in (x, delta, seen))
+            if not compiled.ends_early:
+                return x, delta
+            entering: Rows = seen
+        else:
+            attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
+            if wanted is not None:
+                x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+            delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+            if mlp is None:
+                return x, delta
+            entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        assert mlp is not None
+        answers = self._ranks.add_up(mlp(entering))
+        delta = self._leave_mlp(answers if self.beside is None else self.beside(x, answers))
+        if self.given is not None:
+            assert step.given is not None
+            given = step.given[:, self._number]
+            delta = self.given(added(x, delta), given if wanted is None else given.index_select(0, wanted))
+        if self.scale is not None:
+            x, delta = x.mul_(self.scale.weight), delta * self.scale.weight
+        return x, delta
+
+    @property
+    def _takes_float8(self) -> bool:
+        """Tells whether what mixes tokens may get 8-bit floats."""
+        return self.qkv.takes_float8
+
+    def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
+        """What attention gives to each row, before its output matrix: `[N, heads * head_dim]`."""
+        first = self._unfinished()
+        projected = self.qkv(normed) if first.bias is None else self.qkv.without_bias(normed)
+        qkv = projected[:, : self._qkv_size]
+        if self._values_are_keys:
+            qkv = torch.cat((qkv, qkv[:, self._q_size :]), dim=1)
+        qkv = qkv.view(self._qkv_shape)
+        self._normalize_whole(qkv)
+        slots = step.slots if self._stores else None
+        queries = self._operations.rotate_and_store(
+            qkv, step.rotations[self._rope], step.cache, self._index, slots, first
+        )
+        if step.growth is not None and self._queries_grow:
+            queries = (queries * step.growth).to(queries.dtype)
+        keys, values = step.cache.keys[self._index], step.cache.values[self._index]
+        sinks = None if self.sinks is None else self.sinks.weight
+        attended = step.plans[self._attention].attend(keys, values, queries, Scores(self._scale, self._cap, sinks))
+        attended = attended.view(-1, self._q_size)
+        if not self._gated:
+            return attended
+        return (attended * sigmoid(projected[:, self._qkv_size :].float())).to(attended.dtype)
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns this layer, or all before its feed-forward part, for a call of its own, once its weights are there;
+        None where that is not available."""
+        config, mlp = self._config, self.feed_forward
+        if not_compiled(config, self._number) or self._ranks.size > 1:
+            return None
+        if mlp is None:
+            return None
+        places = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
+        weights: list[torch.Tensor | None] = [None if norm is None else norm.weight for norm in places]
+        if config.norm_placement == "after":
+            weights = [None, weights[0], None, weights[2]]
+        whole = config.qk_norm == "whole"
+        first = self._unfinished()
+        if whole and self.q_norm is not None and self.k_norm is not None:
+            first = first._replace(norms=(self.q_norm.weight, self.k_norm.weight))
+        if self.qkv.bias is not None:
+            first = first._replace(bias=self.qkv.bias.weight)
+        sinks = None if self.sinks is None else self.sinks.weight
+        scores = Scores(self._scale, self._cap, sinks)
+        attending = Attending(first, whole, self._heads, self._kv_heads, self._qkv_shape[2], scores, self._queries_grow)
+        activation = mlp.activation if isinstance(mlp, FeedForward) else None
+        alone = not behind_the_call(config, self._number)
+        rest = (mlp.gate_up, mlp.down) if isinstance(mlp, FeedForward) and alone else None
+        norms = LayerNorms(config.stream_eps, *weights)
+        return CompiledLayer.of((self.qkv, self.attention_output), rest, norms, attending, activation)
+
+    def _unfinished(self) -> Unfinished:
+        """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""
+        late = self._config.qk_norm != "whole" and not self._gated and not self._values_are_keys
+        bias = self.qkv.bias.weight if late and self.qkv.bias is not None else None
+        norms: list[torch.Tensor] = []
+        if self._norms_without_weights:
+            assert self._unit is not None
+            norms = [self._unit, self._unit]
+        elif self.q_norm is not None and self._config.qk_norm == "head":
+            norms = [self.q_norm.weight, *([] if self.k_norm is None else [self.k_norm.weight])]
+            if self._stores and self._unit is not None:
+                norms.append(self._unit)
+        return Unfinished(bias, tuple(norms), self._config.norm_eps)
+
+    def _normalize_whole(self, qkv: torch.Tensor) -> None:
+        """Normalizes all queries, and all keys, of a row of `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
+        if self.q_norm is None or self.k_norm is None or self._config.qk_norm != "whole":
+            return
+        heads, kv_heads = self._heads, self._kv_heads
+        for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
+            part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
+
+    def destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        """Returns where each tensor of this layer goes, by its canonical name within the layer."""
+        places = self._mixing_destinations(config) | of_norm("attention.norm", self.attention_norm)
+        if self.mlp_norm is not None:
+            places |= of_norm("mlp.norm", self.mlp_norm)
+        if self.feed_forward is None:
+            return places
+        if self.attention_post_norm is not None and self.mlp_post_norm is not None:
+            places |= of_norm("attention.post_norm", self.attention_post_norm)
+            places |= of_norm("mlp.post_norm", self.mlp_post_norm)
+        if self.scale is not None:
+            places["scale"] = Destination(self.scale, 0)
+        if self.given is not None:
+            places["per_layer.gate"] = Destination(self.given.gate, 0)
+            places["per_layer.output"] = Destination(self.given.output, 0)
+            places |= of_norm("per_layer.norm", self.given.norm)
+        if self.beside is not None:
+            places |= of_experts(self.beside.experts) | of_norm("mlp.own_norm", self.beside.own_norm)
+            places |= of_norm("beside.norm", self.beside.norm) | of_norm("beside.post_norm", self.beside.post_norm)
+            places |= of_norm("router_norm", self.beside.router_norm)
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            places |= of_experts(self.feed_forward)
+        elif isinstance(self.feed_forward, UngatedFeedForward):
+            places |= {
+                "mlp.up": Destination(self.feed_forward.up, 0),
+                "mlp.down": Destination(self.feed_forward.down, 0),
+            }
+            if self.feed_forward.up.bias is not None and self.feed_forward.down.bias is not None:
+                places["mlp.up_bias"] = Destination(self.feed_forward.up.bias, 0)
+                places["mlp.down_bias"] = Destination(self.feed_forward.down.bias, 0)
+        else:
+            places |= of_gated("mlp", self.feed_forward)
+        return places
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        places = {f"attention.{name}": Destination(self.qkv, row) for name, row in self._first_rows.items()}
+        places["attention.output"] = Destination(self.attention_output, 0)
+        if self._gated:
+            places["attention.gate"] = Destination(self.qkv, self._qkv_size)
+        if self.qkv.bias is not None:
+            for name, row in self._first_rows.items():
+                places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
+        if self.attention_output.bias is not None:
+            places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
+        if self.sinks is not None:
+            places["attention.sinks"] = Destination(self.sinks, 0)
+        for norm_name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+            if norm is not None:
+                places |= of_norm(f"attention.{norm_name}", norm)
+        return places
+
+
+def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
+    """Adds `delta` to `x` in place, if there is one, where no norm comes before a part."""
+    return x if delta is None else x.add_(delta)
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x

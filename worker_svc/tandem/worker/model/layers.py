@@ -1,0 +1,167 @@
+"""Layers that are made otherwise than most, and which one a model has where."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.model.attention import Scores
+from tandem.worker.model.cpu.layer import CompiledLayer
+from tandem.worker.model.destinations import Destination, of_mixer
+from tandem.worker.model.latent_attention import LatentProjections
+from tandem.worker.model.layer import Layer, Step
+from tandem.worker.model.linear import Linear, Rows
+from tandem.worker.model.mixers import make_mixer
+
+
+class RecurrentLayer(Layer):
+    """A layer with a state in the place of attention."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        sizes = config.recurrence
+        assert sizes is not None
+        self._index = sizes.layers.index(index)
+        self.mixer = make_mixer(config, sizes, dtype)
+        self.attention_output = Linear(sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
+
+    @property
+    def _takes_float8(self) -> bool:
+        return False
+
+    def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
+        assert step.states is not None, "a step of a model with states says where they are"
+        mixed, gates = self.mixer(normed)
+        return self._operations.recur(self.mixer.rule, self._index, mixed, gates, step.states)
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: only what is between its products is compiled."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        return of_mixer(self.mixer, self.attention_output)
+
+
+class LatentLayer(Layer):
+    """A layer whose attention is over latents."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        assert config.latents is not None
+        self._index = config.cache_places[index]
+        self._scores = Scores(config.attention_scale)
+        self.projections = LatentProjections(config, config.latents, dtype, self._operations)
+        attended = config.num_heads * config.latents.value
+        self.attention_output = Linear(attended, config.hidden_size, dtype, bias=config.output_bias)
+
+    @property
+    def _takes_float8(self) -> bool:
+        return False
+
+    def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
+        cache, layer = step.cache, self._index
+        queries, latents = self.projections(normed, step.rotations[self._rope])
+        cache.write(layer, step.slots, latents, None)
+        queries = cache.scale_queries(layer, queries)
+        pages = cache.keys[layer]
+        attended = step.plans[self._attention].attend(pages, pages, queries, self._scores)
+        return self.projections.values(cache.values_of(layer, attended))
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: its products and attention are compiled for themselves."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        places = {name: Destination(*place) for name, place in self.projections.destinations().items()}
+        places["attention.output"] = Destination(self.attention_output, 0)
+        if self.attention_output.bias is not None:
+            places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
+        return places
+
+
+class BesideLayer(Layer):
+    """Attention and a state on the same norm of the stream, and a feed-forward part behind both."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super()._make_mixing(config, index, dtype)
+        assert isinstance(config.recurrence, Mamba)
+        self._sizes = config.recurrence
+        self._state_index = config.recurrence.layers.index(index)
+        self.mixer = make_mixer(config, config.recurrence, dtype)
+        self.mixer_output = Linear(self._sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Layer.forward`."""
+        normed = self._enter_attention(x, delta)
+        assert step.states is not None and isinstance(normed, torch.Tensor) and self.feed_forward is not None
+        attended = self._attend(normed, step)
+        given = self._operations.recur(self.mixer.rule, self._state_index, *self.mixer(normed), step.states)
+        if wanted is not None:
+            x, attended, given = (rows.index_select(0, wanted) for rows in (x, attended, given))
+        delta = self.attention_output(attended) * self._config.mixing_multiplier
+        delta += self.mixer_output(given) * self._sizes.output_multiplier
+        answers = self.feed_forward(self._enter_mlp(x, self._ranks.add_up(delta)))
+        return x, self._ranks.add_up(answers) * self._config.feed_forward_multiplier
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: only what is between its products is compiled."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        return super()._mixing_destinations(config) | of_mixer(self.mixer, self.mixer_output)
+
+
+class FeedForwardLayer(Layer):
+    """A feed-forward part and nothing else."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        pass
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Layer.forward`."""
+        assert self.feed_forward is not None
+        if wanted is not None:
+            x, delta = x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted)
+        return x, self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta)))
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: its products are compiled for themselves."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        return {}
+
+
+class ParallelLayer(Layer):
+    """Attention and feed-forward on the same norm of the stream."""
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Layer.forward`."""
+        normed = self._enter_attention(x, delta)
+        assert isinstance(normed, torch.Tensor) and self.feed_forward is not None
+        attended = self._attend(normed, step)
+        if wanted is not None:
+            x, normed, attended = (rows.index_select(0, wanted) for rows in (x, normed, attended))
+        return x, self._ranks.add_up(self.attention_output(attended) + self.feed_forward(normed))
+
+
+def layer_class(config: ModelConfig, index: int) -> type[Layer]:
+    """Returns what a layer of the model is."""
+    if not config.mixes(index):
+        return FeedForwardLayer
+    if config.latents is not None:
+        return LatentLayer
+    if config.recurrence is not None and index in config.recurrence.layers:
+        return BesideLayer if config.beside_attention else RecurrentLayer
+    return ParallelLayer if config.parallel else Layer
