@@ -43,6 +43,7 @@ def test_the_map_names_every_package_and_the_core_is_short():
     core = re.findall(r"^\d+\. \[\w+\.py\]\(\.\./(worker_svc/tandem/worker/engine/\w+\.py)\)", page, flags=re.MULTILINE)
     assert len(core) == 10
     assert sum(len((ROOT / path).read_text().splitlines()) for path in core) <= CORE_LINES
+    assert f"ten files, together under {CORE_LINES:,} lines" in (ROOT / "README.md").read_text()
 
 
 def literals() -> str:
