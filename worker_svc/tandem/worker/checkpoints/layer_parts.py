@@ -125,7 +125,6 @@ class Experts:
     biased: bool = False  # a bias of each expert decides who is chosen, not what it weighs
     groups: int = 1  # of experts, of which a token has some: those whose best scores are the largest
     groups_per_token: int = 1
-    best_of_group: int = 2  # how many of a group's best scores add up to its own
     scale: float = 1.0  # of the chosen experts' weights
     jitter: float = 0.0  # of mixer: scores that are less by more than twice this share of them do not count
     shared_size: int = 0  # intermediate size of a further expert that every token has; 0: none
@@ -137,6 +136,7 @@ class Experts:
     weighed: bool = False  # what an expert weighs is multiplied by a number of its own
     logit_multiplier: float = 1.0  # of the router's
     weighs_input: bool = False  # what goes into an expert is multiplied by its weight, not what comes out
+    best_of_group: int = 2  # how many of a group's best scores add up to its own
 
     def __post_init__(self) -> None:
         require_size("experts.count", self.count, 1 << 10)
