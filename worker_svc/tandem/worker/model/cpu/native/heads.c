@@ -12,17 +12,6 @@ static int64_t room_of(const Matrix *m, int64_t rows) {
     return 0;
 }
 
-static void multiply(const Matrix *m, const float *x, int32_t *room, float *out, int64_t rows) {
-    if (m->bits == WIDE) tandem_wide_product(m->half, m->numbers, x, room, out, rows, m->inputs, m->outputs, 1);
-    else if (m->bits == FLOAT8)
-        tandem_float8_product(m->numbers, m->scale, m->groups, x, out, rows, m->inputs, m->panels, 1);
-    else if (m->bits == 16) tandem_half_product(m->half, m->numbers, x, out, rows, m->inputs, m->panels, 1);
-    else
-        tandem_quantized_product(m->bits, m->numbers, m->scale, m->least, m->scale_unit, m->least_unit, m->table,
-                                 m->half, m->per_channel, x, m->inputs, room, out, rows, m->panels, m->groups, m->group,
-                                 1);
-}
-
 // x [heads, rows, inputs] -> out [heads, rows, width], by matrices that are stored alike. Returns 0, or 1 without memory.
 int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out, int64_t rows, int threads) {
     const int64_t inputs = heads->inputs, width = heads->bits == WIDE ? heads->outputs : heads->panels * PANEL;
@@ -36,7 +25,7 @@ int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out,
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t head = 0; head < count; head++)
-            if (room) multiply(heads + head, x + head * rows * inputs, room, out + head * rows * width, rows);
+            if (room) matrix_product(heads + head, x + head * rows * inputs, room, out + head * rows * width, rows, 1);
         free(room);
     }
     return failed;

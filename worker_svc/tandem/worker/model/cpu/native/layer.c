@@ -28,13 +28,7 @@ typedef struct {
 } Step;
 
 static void product(const Matrix *w, const float *x, float *out, const Step *s) {
-    if (w->bits == WIDE)
-        tandem_wide_product(w->half, w->numbers, x, s->room, out, s->rows, w->inputs, w->outputs, s->threads);
-    else if (w->bits == 16) tandem_half_product(w->half, w->numbers, x, out, s->rows, w->inputs, w->panels, s->threads);
-    else
-        tandem_quantized_product(w->bits, w->numbers, w->scale, w->least, w->scale_unit, w->least_unit, w->table,
-                                 w->half, w->per_channel, x, w->inputs, s->room, out, s->rows, w->panels, w->groups,
-                                 w->group, s->threads);
+    matrix_product(w, x, s->room, out, s->rows, s->threads);
     if (w->bias) tandem_add(out, w->bias, s->rows, w->outputs, 0, s->threads);
 }
 

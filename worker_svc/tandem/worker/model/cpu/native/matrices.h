@@ -1,5 +1,6 @@
 // A stored matrix, and what one thread computes of its products: some outputs of all rows.
 
+#include "operations.h"
 #include "quantized.h"
 
 // How numbers are stored that are not of 16, 8 or 4 bits: in wide panels (`panels_wide.c`), as e4m3.
@@ -13,6 +14,18 @@ typedef struct {
     int64_t inputs, outputs, panels, groups, group;
     const float *bias;  // [outputs], or 0
 } Matrix;
+
+// out [rows, width] = x [rows, inputs] times it, without its bias; `room` as its product needs it.
+INLINE void matrix_product(const Matrix *m, const float *x, int32_t *room, float *out, int64_t rows, int threads) {
+    if (m->bits == WIDE) tandem_wide_product(m->half, m->numbers, x, room, out, rows, m->inputs, m->outputs, threads);
+    else if (m->bits == FLOAT8)
+        tandem_float8_product(m->numbers, m->scale, m->groups, x, out, rows, m->inputs, m->panels, threads);
+    else if (m->bits == 16) tandem_half_product(m->half, m->numbers, x, out, rows, m->inputs, m->panels, threads);
+    else
+        tandem_quantized_product(m->bits, m->numbers, m->scale, m->least, m->scale_unit, m->least_unit, m->table,
+                                 m->half, m->per_channel, x, m->inputs, room, out, rows, m->panels, m->groups, m->group,
+                                 threads);
+}
 
 // products.c
 void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int less, int16_t *q, float *scale,

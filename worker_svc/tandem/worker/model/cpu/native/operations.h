@@ -1,5 +1,7 @@
 // What the library offers.
 
+#pragma once
+
 #include <stdint.h>
 
 // Keys or values of one layer.
