@@ -13,7 +13,7 @@ import torch
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
-from tandem.worker.checkpoints.gguf_file import rope_divisors
+from tandem.worker.checkpoints.gguf_config import rope_divisors
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.layer_parts import RopeScaling
 from tandem.worker.model.cpu import native

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from tandem.common.gguf import ARRAY, DEFAULT_ALIGNMENT, MAGIC, STRING, read_raw
-from tandem.worker.checkpoints.gguf_file import ROPE_DIVISORS, rope_divisors, stored_name
+from tandem.worker.checkpoints.gguf_config import ROPE_DIVISORS, rope_divisors
+from tandem.worker.checkpoints.gguf_file import stored_name
 from tandem.worker.checkpoints.layer_parts import yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.row_order import neighbours_order
