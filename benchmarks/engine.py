@@ -166,7 +166,7 @@ def prefix(options: argparse.Namespace) -> dict[str, float]:
 
 
 def kv(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    formats = {name: build(options, kv_cache_dtype=name) for name in ("auto", "int8", "int4")}
+    formats = {name: build(options, kv_cache_dtype=name) for name in ("auto", "int8", "int6", "int4")}
     rates: dict[str, list[float]] = {name: [] for name in formats}
     for round_number in range(options.rounds + 1):
         for name, built in formats.items():

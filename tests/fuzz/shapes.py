@@ -16,7 +16,7 @@ import torch
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.engine.process.calibration import key_channels
-from tandem.worker.model.kv_formats import kv_format
+from tandem.worker.model.kv_formats import FEW_BITS
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
@@ -148,17 +148,19 @@ def _alone(model: Transformer, ids: list[int], how: str) -> tuple[torch.Tensor, 
 def _cached(model: Transformer, ids: list[int]) -> list[str]:
     """Which forms of keys and values depend on chunks."""
     problems = []
-    for name in ("fp8", "int8", "int4"):
-        form = kv_format(name, model.dtype)
+    sizes = [heads.size for heads in model.config.cache_heads]
+    for form in FEW_BITS:
+        if any(size % form.multiple for size in sizes):
+            continue
         channels = key_channels(model, torch.device("cpu"), model.dtype, 1) if form.normalizes_keys else None
         whole, *others = (
             logits_in_chunks(model, ids, chunks, cache=new_cache(model, len(ids), model.dtype, form, channels))
             for chunks in ([len(ids)], [17, 1], [16, 5])
         )
         if not torch.isfinite(whole).all():
-            problems.append(f"cache of {name}: not finite")
+            problems.append(f"cache of {form.name}: not finite")
         if not all(torch.equal(each, whole) for each in others):
-            problems.append(f"cache of {name}: other bits in chunks")
+            problems.append(f"cache of {form.name}: other bits in chunks")
     return problems
 
 

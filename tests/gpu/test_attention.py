@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.worker.model.cuda.operations import TritonOperations
-from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.kv_formats import Float8, Int4, Int6, Int8, KVFormat, Plain
 from tests.worker_svc.model.cuda.kernels.scenes import Scene
 
 BF16 = torch.bfloat16
@@ -55,7 +55,7 @@ def test_it_equals_float64(
 
 @pytest.mark.parametrize("reproducible", MODES)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
-@pytest.mark.parametrize("stored", [Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
+@pytest.mark.parametrize("stored", [Int8(), Int6(), Int4(), Float8()], ids=lambda stored: stored.name)
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_it_equals_float64_over_what_is_stored(
     page_size: int, stored: KVFormat, dtype: torch.dtype, reproducible: bool
@@ -72,7 +72,7 @@ def test_long_contexts_equal_float64(reproducible: bool) -> None:
     assert error(scene.attend(operations(reproducible), parts), scene.exact(parts)) < ERRORS[BF16]
 
 
-@pytest.mark.parametrize("stored", [Plain(BF16), Int8(), Int4()], ids=lambda stored: stored.name)
+@pytest.mark.parametrize("stored", [Plain(BF16), Int8(), Int6(), Int4()], ids=lambda stored: stored.name)
 def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat) -> None:
     scene = Scene.make([3000, 700, 64], stored, heads=8, kv_heads=2, head_dim=128, page_size=64, dtype=BF16)
     ours = operations(True)

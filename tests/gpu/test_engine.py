@@ -84,7 +84,7 @@ def test_logits_equal_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
     assert our_error < max(1.5 * their_error, 1e-5)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8", "int6", "int4"])
 def test_graphs_on_and_off_give_the_same_answers(kv_cache_dtype: str, repository: Path) -> None:
     model = repository / "models/demo"
     for sampling in (GREEDY, Sampling(temperature=0.9, top_p=0.95)):

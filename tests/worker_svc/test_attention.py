@@ -128,7 +128,7 @@ def test_the_bits_are_the_same_alone_in_chunks_and_in_company(
 
 @pytest.mark.parametrize("page_size", [6, 16])
 @pytest.mark.parametrize("window", [0, 9, -9])
-@pytest.mark.parametrize("name", ["auto", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("name", ["auto", "int8", "int6", "int4", "fp8"])
 def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, window: int, page_size: int):
     if not native.available():
         pytest.skip("no AVX2, or no C compiler")

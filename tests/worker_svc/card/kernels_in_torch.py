@@ -21,9 +21,9 @@ from tandem.worker.model.attention import oldest_seen
 from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS
 from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU
-from tandem.worker.model.cuda.kernels.tiles import INT4, INT8
+from tandem.worker.model.cuda.kernels.tiles import CODES
 from tandem.worker.model.cuda.kernels.words import DIGITS, TABLE
-from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Plain
+from tandem.worker.model.kv_formats import FEW_BITS, KVFormat, Plain
 from tandem.worker.model.moe import choose
 from tandem.worker.model.rope import rotate
 
@@ -141,12 +141,12 @@ def _add_at(a: Any, grid: Grid) -> None:
 
 
 def _format(a: Any, numbers: torch.Tensor) -> KVFormat:
-    return {INT8.value: Int8(), INT4.value: Int4()}.get(a.FORMAT, Plain(numbers.dtype))
+    return next((form for form in FEW_BITS if CODES.get(form.name) == a.FORMAT), Plain(numbers.dtype))
 
 
 def _parts(a: Any, kind: str) -> tuple[torch.Tensor, ...]:
     numbers, constants = getattr(a, f"{kind}_numbers"), getattr(a, f"{kind}_constants")
-    return (numbers, constants) if a.FORMAT in (INT8.value, INT4.value) else (numbers,)
+    return (numbers, constants) if a.FORMAT in CODES.values() else (numbers,)
 
 
 def _store(a: Any, grid: Grid) -> None:

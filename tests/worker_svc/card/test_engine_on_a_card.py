@@ -444,7 +444,7 @@ def test_experts_that_cannot_be_joined_are_computed_one_after_the_other(
 
 
 FEW_BITS: dict[str, dict[str, object]] = {
-    **{f"pages of {name}": {"kv_cache_dtype": name} for name in ("fp8", "int8", "int4")},
+    **{f"pages of {name}": {"kv_cache_dtype": name} for name in ("fp8", "int8", "int6", "int4")},
     **{
         f"{name}{', reproducible' * same}": {"quantize": name, "dtype": "bfloat16", "reproducible": same}
         for name in ("int8", "int4", "fp8")

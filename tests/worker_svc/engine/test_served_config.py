@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from tandem.worker.engine.process.build import served_config
 from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.device import require_kv_format
 from tests.worker_svc.checkpoints.test_model_config import GOOD
 
 
@@ -26,3 +30,13 @@ def test_a_longer_context_needs_a_stretched_rope() -> None:
 
 def test_a_stretched_rope_alone_leaves_the_context_as_it_is() -> None:
     assert served_config(GOOD, EngineConfig(model="m", rope_scale=2.0)).context_length == GOOD.context_length
+
+
+@pytest.mark.parametrize(("size", "served"), [(12, ("fp8", "int8", "int6", "int4")), (10, ("fp8", "int8", "int4"))])
+def test_a_cache_that_heads_of_this_size_cannot_have_is_refused(size: int, served: tuple[str, ...]) -> None:
+    model, cpu = replace(GOOD, head_dim=size), torch.device("cpu")
+    for name in ("auto", *served):
+        require_kv_format(name, cpu, model)
+    if "int6" not in served:
+        with pytest.raises(BuildError, match=f"int6 needs heads of a multiple of 4 numbers, .* some of {size}; use"):
+            require_kv_format("int6", cpu, model)

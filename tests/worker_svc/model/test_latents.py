@@ -58,7 +58,7 @@ def plain(linear: HeadLinear, head: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("heads", [3, 16, 20])
-@pytest.mark.parametrize("stored", ["auto", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("stored", ["auto", "fp8", "int8", "int6", "int4"])
 def test_attention_over_latents_has_one_store_and_the_numbers_of_torch(stored: str, heads: int) -> None:
     generator = torch.Generator().manual_seed(0)
     form = kv_format(stored, torch.float32)

@@ -63,7 +63,7 @@ def test_a_norm_is_that_in_float64_and_the_same_bits_in_any_company(size: int) -
 POWERS = (-140, -40, -9, -7, -6, 4, 5, 8, 9, 30, 100, 120)  # also where an e4m3 float begins and ends
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16", "int8", "int6", "int4", "fp8"])
 @pytest.mark.parametrize("head_dim", [8, 40, 64])
 def test_rotating_and_storing_has_the_bits_of_torch(head_dim: int, stored: str) -> None:
     plain = getattr(torch, stored, None) if "float" in stored else None

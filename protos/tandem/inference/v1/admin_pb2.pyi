@@ -206,7 +206,7 @@ class GetServerResponse(_message.Message):
     tensor_parallel_ranks: _builtins.int
     """engine processes that share the model; 1: not shared. Bytes above are of all"""
     kv_cache_dtype: _builtins.str
-    """how keys and values are stored: "float32", "float16", "bfloat16", "fp8", "int8" or "int4" """
+    """how keys and values are stored: "float32", "float16", "bfloat16", "fp8", "int8", "int6" or "int4" """
     state_cache_bytes: _builtins.int
     """of sequences' states, which kv_cache_bytes includes; 0: no layer has one"""
     @_builtins.property

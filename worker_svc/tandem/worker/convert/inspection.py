@@ -23,7 +23,7 @@ from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
 from tandem.worker.checkpoints.grouped import DEFAULT_INT4_GROUP, GROUPS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.kv_cache import CacheShape
-from tandem.worker.model.kv_formats import kv_format
+from tandem.worker.model.kv_formats import FEW_BITS, kv_format
 
 # Of a number, in memory, where a CPU's products are compiled. Elsewhere those of the second line have 16, and Q4_K and
 # IQ4_XS 6 and 5.
@@ -120,8 +120,12 @@ def kept_bytes(checkpoint: Checkpoint) -> int:
 def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
     """Returns the bytes of keys and values of one token over all layers, by how they are stored."""
     formats = {"float32": kv_format("auto", torch.float32), "bfloat16": kv_format("auto", torch.bfloat16)}
-    formats |= {name: kv_format(name, torch.float32) for name in ("fp8", "int8", "int4")}
-    return {name: CacheShape(config.cache_heads, 1, 1, stored).bytes_per_token for name, stored in formats.items()}
+    formats |= {form.name: form for form in FEW_BITS}
+    return {
+        name: CacheShape(config.cache_heads, 1, 1, stored).bytes_per_token
+        for name, stored in formats.items()
+        if not any(heads.size % stored.multiple for heads in config.cache_heads)
+    }
 
 
 def _active_parameters(config: ModelConfig) -> int:

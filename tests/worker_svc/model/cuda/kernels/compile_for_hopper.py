@@ -41,7 +41,7 @@ from tandem.worker.model.cuda.operations import FLOAT32_ROWS, TritonOperations
 from tandem.worker.model.cuda.products import few_rows, same_bits
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
-from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.kv_formats import FEW_BITS, Int8, KVFormat, Plain
 from tandem.worker.model.linear import Linear, PlainWeight
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.quantization import quantize
@@ -96,13 +96,13 @@ def cases(everything: bool) -> Iterator[Case]:
             shapes.append((512, 64, 0, 32, 4))
             for head_dim, size, window, heads, kv_heads in shapes:
                 yield Case(bf16, Plain(bf16), head_dim, size, window, same, heads, kv_heads)
-            for stored in (Int8(), Int4(), Float8()):
+            for stored in FEW_BITS:
                 yield Case(bf16, stored, 64, 16, 100, same)
                 yield Case(bf16, stored, 128, 64, 0, same)
             yield Case(torch.float16, Plain(torch.float16), 128, 64, 0, same)
             for head_dim, heads, kv_heads in ((8, 8, 4), (64, 32, 8), (128, 12, 1), (256, 12, 1)):
                 yield Case(torch.float32, Plain(torch.float32), head_dim, 64, 0, same, heads, kv_heads)
-            for stored in (Int8(), Int4(), Float8()):
+            for stored in FEW_BITS:
                 yield Case(torch.float32, stored, 128, 64, 0, same)
         elif same:
             yield Case(bf16, Int8(), 128, 64, 0, same)

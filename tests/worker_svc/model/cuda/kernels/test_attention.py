@@ -9,7 +9,7 @@ import torch
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.cuda.kernels.paged_attention import matrix_rows
 from tandem.worker.model.cuda.operations import FLOAT32_ROWS, KernelPlan, PagedLaunch, TritonOperations
-from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.kv_formats import FEW_BITS, Int4, Int6, Int8, KVFormat, Plain
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.scenes import Scene
 
@@ -57,7 +57,7 @@ def test_it_equals_float64_at_the_edges_of_pages(
 
 
 @pytest.mark.parametrize("reproducible", MODES)
-@pytest.mark.parametrize("stored", [Plain(torch.float32), Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
+@pytest.mark.parametrize("stored", [Plain(torch.float32), *FEW_BITS], ids=lambda stored: stored.name)
 @pytest.mark.parametrize("float32", [True, False], ids=["tiles of float32", "usual tiles"])
 def test_it_equals_float64_over_what_is_stored(stored: KVFormat, float32: bool, reproducible: bool) -> None:
     scene = Scene.make([70, 33, 1], stored, head_dim=96)
@@ -67,7 +67,7 @@ def test_it_equals_float64_over_what_is_stored(stored: KVFormat, float32: bool, 
 
 
 @pytest.mark.parametrize("reproducible", MODES)
-@pytest.mark.parametrize("stored", [Plain(torch.float32), Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
+@pytest.mark.parametrize("stored", [Plain(torch.float32), *FEW_BITS], ids=lambda stored: stored.name)
 def test_blocks_of_a_float32_model_fit_into_registers_whatever_is_stored(stored: KVFormat, reproducible: bool) -> None:
     ours = TritonOperations(5, reproducible=reproducible, float32=True)
     ours.float32_rows = FLOAT32_ROWS  # as on a card
@@ -140,8 +140,8 @@ def test_it_equals_float64_on_random_batches(seed: int, reproducible: bool) -> N
 @pytest.mark.usefixtures("_rows_alike")
 @pytest.mark.parametrize(
     ("stored", "window"),
-    [(Plain(torch.float32), 0), (Plain(torch.float32), 70), (Int8(), 0)],
-    ids=["plain", "window", "int8"],
+    [(Plain(torch.float32), 0), (Plain(torch.float32), 70), (Int8(), 0), (Int6(), 70)],
+    ids=["plain", "window", "int8", "int6"],
 )
 def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat, window: int) -> None:
     scene = Scene.make([140, 90, 17], stored, heads=2, kv_heads=1)

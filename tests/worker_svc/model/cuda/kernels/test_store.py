@@ -7,13 +7,13 @@ import torch
 
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.kv_formats import Float8, Int4, Int6, Int8, KVFormat, Plain
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.unfinished import Unfinished
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 from tests.worker_svc.model.cuda.kernels.scenes import Scene, poison
 
-FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.float16), Int8(), Int4()]
+FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.float16), Int8(), Int6(), Int4()]
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -106,6 +106,7 @@ def build_engine(
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
     _require_kernels(served, config.model, device)
+    require_kv_format(config.kv_cache_dtype, device, served)
     model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
     shape, draft_shape, state_shape = cache_shapes(config, model, draft, dtype, device, ranks)
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if shape.format.normalizes_keys else None
@@ -150,7 +151,6 @@ def _prepare(config: EngineConfig, ranks: Ranks) -> tuple[int, torch.device]:
     threads = config.threads or max(1, available_cores() // ranks.local)
     torch.set_num_threads(threads)
     device = choose_device(config.device)
-    require_kv_format(config.kv_cache_dtype, device)
     if device.type == "cuda":
         cuda_device.prepare(device, reproducible=config.reproducible)
     return threads, device

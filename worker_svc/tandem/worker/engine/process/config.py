@@ -56,7 +56,7 @@ class EngineConfig(BaseModel):
     )
     threads: int = Field(default=0, ge=0, le=1024, description="of the engine on a CPU; 0: the cores it may use")
     page_size: int = Field(default=64, ge=4, le=256, description="tokens in a page of the KV cache")
-    kv_cache_dtype: Literal["auto", "fp8", "int8", "int4"] = Field(
+    kv_cache_dtype: Literal["auto", "fp8", "int8", "int6", "int4"] = Field(
         default="auto", description="how keys and values are stored; auto: as the model computes"
     )
     kv_cache_tokens: int = Field(

@@ -9,9 +9,11 @@ import torch
 
 from tandem.common import machine
 from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine.account import Usage
 from tandem.worker.engine.process.config import BuildError
 from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.linear import computes_bf16
 from tandem.worker.model.operations import Operations
 
@@ -63,12 +65,19 @@ def choose_operations(device: torch.device, dtype: torch.dtype, *, reproducible:
     return TritonOperations.on(device, reproducible=reproducible, float32=dtype == torch.float32)
 
 
-def require_kv_format(name: str, device: torch.device) -> None:
-    """Raises BuildError for a KV cache that the device cannot read. A CPU converts whatever it is."""
+def require_kv_format(name: str, device: torch.device, model: ModelConfig) -> None:
+    """Raises BuildError for a KV cache that the device cannot read, which a CPU converts whatever it is, or that heads
+    of the model's sizes cannot have."""
+    multiple = 1 if name == "auto" else kv_format(name, torch.float32).multiple
+    if odd := sorted({heads.size for heads in model.cache_heads if heads.size % multiple}):
+        raise BuildError(
+            f"kv_cache_dtype {name} needs heads of a multiple of {multiple} numbers, and this model has some of "
+            f"{odd[0]}; use auto, fp8 or int8"
+        )
     if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise BuildError(
             f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or newer, which {device_name(device)} is not; "
-            "use auto, int8 or int4"
+            "use auto, int8, int6 or int4"
         )
 
 

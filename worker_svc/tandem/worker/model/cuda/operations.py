@@ -34,7 +34,7 @@ from tandem.worker.model.cuda.kernels.paged_attention import (
 from tandem.worker.model.cuda.kernels.prefill import prefill_attention
 from tandem.worker.model.cuda.kernels.store import rotate_and_store
 from tandem.worker.model.cuda.kernels.swiglu import swiglu, swiglu_float8
-from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Block, Stored
+from tandem.worker.model.cuda.kernels.tiles import INT4, INT6, INT8, Block, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.kv_cache import KVCache
@@ -71,17 +71,18 @@ class Sizes:
 
     @property
     def tile(self) -> int:
-        """Returns how many keys are read at once. Converted ones wait in registers, all of a tile."""
+        """Returns how many keys are read at once. Converted ones wait in registers, all of a tile, and those of 6 bits
+        with what they are put together from."""
         if self.converted:
             return 16
-        return 64 if self.stored.padded <= 128 else 32
+        return 64 if self.stored.padded <= (64 if self.stored.format == INT6.value else 128) else 32
 
     @property
     def prefill_tile(self) -> int:
         """Returns the tile of a prefill, whose matrix units should have work for longer than shared memory takes to
         feed them: as many keys as registers allow. With head_dim 64, two programs share a processor instead, if numbers
         are plain. Scales of int8 are copied by one thread each where there are as many of them as threads."""
-        if self.float32 or self.stored.format == INT4.value or self.stored.padded > 128:
+        if self.float32 or self.stored.format in (INT4.value, INT6.value) or self.stored.padded > 128:
             return self.tile
         return 128 if self.stored.padded == 128 or self.stored.format == INT8.value else 64
 

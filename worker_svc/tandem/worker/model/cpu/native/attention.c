@@ -47,6 +47,22 @@ INLINE __m256 from_float8(__m128i codes) {
     return _mm256_castsi256_ps(_mm256_or_si256(_mm256_or_si256(v, nan), sign));
 }
 
+// Numbers of six bits as they are, from their lowest four bits, two a byte, and their highest two, four a byte.
+INLINE void digits_of_6_bits(const uint8_t *packed, int64_t d, int8_t *to) {
+    const uint8_t *low = packed, *high = packed + d / 2;
+    const __m256i zero = _mm256_set1_epi8(32);
+    int64_t i = 0;
+    for (; i + 32 <= d; i += 32) {
+        __m256i fours = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(low + i / 2)));
+        fours = _mm256_and_si256(_mm256_or_si256(fours, _mm256_slli_epi16(fours, 4)), _mm256_set1_epi8(15));
+        __m256i twos = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(high + i / 4)));
+        twos = _mm256_or_si256(_mm256_slli_epi32(twos, 4), _mm256_slli_epi32(twos, 10));
+        twos = _mm256_and_si256(_mm256_or_si256(twos, _mm256_slli_epi32(twos, 12)), _mm256_set1_epi8(48));
+        _mm256_storeu_si256((__m256i *)(to + i), _mm256_sub_epi8(_mm256_or_si256(fours, twos), zero));
+    }
+    for (; i < d; i++) to[i] = (int8_t)((low[i / 2] >> i % 2 * 4 & 15) + (high[i / 4] >> i % 4 * 2 & 3) * 16 - 32);
+}
+
 // `keys` vectors of one page and head as fp32: where they lie, or in `room`.
 INLINE const float *tile(const Attention *a, const int which, int64_t page, int64_t head, int64_t keys, float *room) {
     const int64_t d = a->head_dim, first = (page * a->kv_heads + head) * a->page_size;
@@ -63,9 +79,14 @@ INLINE const float *tile(const Attention *a, const int which, int64_t page, int6
         const uint8_t *from = (const uint8_t *)numbers + first * d;
         for (int64_t i = 0; i < keys * d; i += 8)
             _mm256_storeu_ps(room + i, from_float8(_mm_loadl_epi64((const __m128i *)(from + i))));
-    } else if (a->format == INT8) {
+    } else if (a->format == INT8 || a->format == INT6) {
         for (int64_t key = 0; key < keys; key++) {
             const int8_t *from = (const int8_t *)numbers + (first + key) * d;
+            if (a->format == INT6) {
+                int8_t *digits = (int8_t *)(room + (key + 1) * d) - d;  // where the last of the vector's numbers come
+                digits_of_6_bits((const uint8_t *)numbers + (first + key) * (d * 3 / 4), d, digits);
+                from = digits;
+            }
             const __m256 scale = _mm256_broadcast_ss((const float *)constants + first + key);
             for (int64_t i = 0; i < d; i += 8) {
                 const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + i)));

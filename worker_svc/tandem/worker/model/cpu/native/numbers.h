@@ -39,4 +39,4 @@ INLINE __m256 exponential(__m256 x) {
 }
 
 // How numbers of the key and value cache are stored.
-enum { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3, INT4 = 4, FP8 = 5 };
+enum { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3, INT4 = 4, FP8 = 5, INT6 = 6 };

@@ -7,7 +7,7 @@
 // Keys or values of one layer.
 typedef struct {
     void *numbers;
-    float *constants;  // with int8 and int4, what their numbers are to be multiplied by, and added to
+    float *constants;  // with int8, int6 and int4, what their numbers are to be multiplied by, and added to
 } Pages;
 
 // What becomes of a row of queries, keys and values.

@@ -77,14 +77,43 @@ INLINE void store_half(const float *from, uint16_t *half, int64_t count, int for
     }
 }
 
-INLINE void store_int8(const float *from, int8_t *to, float *constant, int64_t count) {
+// One of `steps` from zero to the largest of `count` numbers.
+INLINE float step_of(const float *from, int64_t count, float steps) {
     float most;
     const float least = _mm256_cvtss_f32(range(from, count, &most));
-    const float scale = at_least_tiny((-least > most ? -least : most) / 127.0f);
+    return at_least_tiny((-least > most ? -least : most) / steps);
+}
+
+INLINE void store_int8(const float *from, int8_t *to, float *constant, int64_t count) {
+    const float scale = step_of(from, count, 127.0f);
     const __m256 divisor = _mm256_set1_ps(scale);
     for (int64_t i = 0; i < count; i += 8) {
         const int64_t eight = bytes(rounded(_mm256_div_ps(_mm256_loadu_ps(from + i), divisor)));
         memcpy(to + i, &eight, sizeof eight);
+    }
+    *constant = scale;
+}
+
+// Eight numbers, each shifted to its place, in one.
+INLINE int32_t joined(__m256i v, __m256i places) {
+    const __m256i shifted = _mm256_sllv_epi32(v, places);
+    __m128i both = _mm_or_si128(_mm256_castsi256_si128(shifted), _mm256_extracti128_si256(shifted, 1));
+    both = _mm_or_si128(both, _mm_shuffle_epi32(both, 0x4e));
+    return _mm_cvtsi128_si32(_mm_or_si128(both, _mm_shuffle_epi32(both, 0xb1)));
+}
+
+INLINE void store_int6(const float *from, uint8_t *to, float *constant, int64_t count) {
+    const float scale = step_of(from, count, 31.0f);
+    const __m256 divisor = _mm256_set1_ps(scale);
+    const __m256i fours = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    const __m256i twos = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    for (int64_t i = 0; i < count; i += 8) {
+        __m256i q = rounded(_mm256_div_ps(_mm256_loadu_ps(from + i), divisor));
+        q = _mm256_and_si256(_mm256_add_epi32(q, _mm256_set1_epi32(32)), _mm256_set1_epi32(63));
+        const int32_t low = joined(_mm256_and_si256(q, _mm256_set1_epi32(15)), fours);
+        const uint16_t high = (uint16_t)joined(_mm256_srli_epi32(q, 4), twos);
+        memcpy(to + i / 2, &low, sizeof low);
+        memcpy(to + count / 2 + i / 4, &high, sizeof high);
     }
     *constant = scale;
 }
@@ -99,10 +128,7 @@ INLINE void store_int4(const float *from, uint8_t *to, float *constants, int64_t
         const __m256 divisor = _mm256_set1_ps(scale);
         for (int64_t i = g * group; i < (g + 1) * group; i += 8) {
             const __m256i q = rounded(_mm256_div_ps(_mm256_sub_ps(_mm256_loadu_ps(from + i), low), divisor));
-            const __m256i four = _mm256_sllv_epi32(_mm256_and_si256(q, _mm256_set1_epi32(15)), shifts);
-            __m128i both = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-            both = _mm_or_si128(both, _mm_shuffle_epi32(both, 0x4e));
-            const int32_t eight = _mm_cvtsi128_si32(_mm_or_si128(both, _mm_shuffle_epi32(both, 0xb1)));
+            const int32_t eight = joined(_mm256_and_si256(q, _mm256_set1_epi32(15)), shifts);
             memcpy(to + i / 2, &eight, sizeof eight);
         }
         constants[g] = scale, constants[groups + g] = _mm256_cvtss_f32(low);
@@ -115,6 +141,7 @@ void tandem_store(const float *from, const Pages *pages, int64_t place, int64_t 
     if (format == FP32) memcpy((float *)pages->numbers + at, from, (size_t)count * sizeof(float));
     else if (format == BF16 || format == FP16) store_half(from, (uint16_t *)pages->numbers + at, count, format);
     else if (format == INT8) store_int8(from, (int8_t *)pages->numbers + at, pages->constants + place, count);
+    else if (format == INT6) store_int6(from, (uint8_t *)pages->numbers + at * 3 / 4, pages->constants + place, count);
     else if (format == INT4)
         store_int4(from, (uint8_t *)pages->numbers + at / 2,
                    pages->constants + place * 2 * (count % 32 ? 1 : count / 32), count);

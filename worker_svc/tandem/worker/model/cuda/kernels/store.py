@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
-from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Stored, numbers_and_constants
+from tandem.worker.model.cuda.kernels.tiles import INT4, INT6, INT8, Stored, numbers_and_constants
 from tandem.worker.model.kv_formats import Parts
 
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
@@ -94,6 +94,18 @@ def _rounded_quotient(x, step):
     return tl.div_rn(x, step + tl.zeros_like(x)) + _ROUND - _ROUND
 
 
+@triton.jit
+def _step(span, steps):
+    """Returns one of so many steps through a span."""
+    return tl.maximum(tl.div_rn(span, tl.zeros_like(span) + steps), _TINY)
+
+
+@triton.jit
+def _digit_of_6_bits(x, step):
+    """Returns 32 more than `round(x / step)`, which is from -31 to 31."""
+    return (_rounded_quotient(x, step[:, None]).to(tl.int32) + 32) & 63
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _store(
     qkv, q_out, cos, sin, slots, bias, q_weight, k_weight, v_weight, mean, scale,
@@ -156,7 +168,7 @@ def _store(
             real_group = real[:, None] & (group < D // GROUP)[None, :]
             lowest = tl.where(real_group, lowest, 0.0)
             span = tl.where(real_group, highest, 0.0) - lowest
-            step = tl.maximum(tl.div_rn(span, tl.full(span.shape, 15.0, tl.float32)), _TINY)
+            step = _step(span, 15.0)
             # What fills up a group is no number of the vector, and may become anything here.
             low_digit = _rounded_quotient(even - lowest[:, :, None], step[:, :, None]).to(tl.int32)
             high_digit = _rounded_quotient(odd - lowest[:, :, None], step[:, :, None]).to(tl.int32)
@@ -166,14 +178,48 @@ def _store(
             group_at = vector[:, None] * (2 * (D // GROUP)) + group[None, :]
             tl.store(constants_at + group_at, step, mask=real_group)
             tl.store(constants_at + group_at + D // GROUP, lowest, mask=real_group)
+        elif FORMAT == INT6:
+            # Four neighbours share three bytes: each of the four for itself.
+            fourth = tl.arange(0, D_PAD // 4)
+            in_fourth = fourth < D // 4
+            first = _to_store(
+                x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 4 * fourth,
+                in_fourth, is_key, ROTATED, CHANNELS, BIASED, NORMS,
+            )  # fmt: skip
+            second = _to_store(
+                x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 4 * fourth + 1,
+                in_fourth, is_key, ROTATED, CHANNELS, BIASED, NORMS,
+            )  # fmt: skip
+            third = _to_store(
+                x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 4 * fourth + 2,
+                in_fourth, is_key, ROTATED, CHANNELS, BIASED, NORMS,
+            )  # fmt: skip
+            fourth_one = _to_store(
+                x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 4 * fourth + 3,
+                in_fourth, is_key, ROTATED, CHANNELS, BIASED, NORMS,
+            )  # fmt: skip
+            even = tl.maximum(tl.abs(first), tl.abs(third))
+            odd = tl.maximum(tl.abs(second), tl.abs(fourth_one))
+            step = _step(tl.max(tl.maximum(even, odd), 1), 31.0)
+            tl.store(constants_at + vector, step, mask=real)
+            first = _digit_of_6_bits(first, step)
+            second = _digit_of_6_bits(second, step)
+            third = _digit_of_6_bits(third, step)
+            fourth_one = _digit_of_6_bits(fourth_one, step)
+            in_all = real[:, None] & in_fourth[None, :]
+            low_at = numbers_at + vector[:, None] * (D // 4 * 3) + 2 * fourth[None, :]
+            tl.store(low_at, ((first & 15) | ((second & 15) << 4)).to(tl.uint8), mask=in_all)
+            tl.store(low_at + 1, ((third & 15) | ((fourth_one & 15) << 4)).to(tl.uint8), mask=in_all)
+            high = (first >> 4) | (second >> 4 << 2) | (third >> 4 << 4) | (fourth_one >> 4 << 6)
+            high_at = numbers_at + vector[:, None] * (D // 4 * 3) + D // 2 + fourth[None, :]
+            tl.store(high_at, high.to(tl.uint8), mask=in_all)
         else:
             numbers = _to_store(
                 x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, at, inside,
                 is_key, ROTATED, CHANNELS, BIASED, NORMS,
             )  # fmt: skip
             if FORMAT == INT8:
-                largest = tl.max(tl.abs(numbers), 1)
-                step = tl.maximum(tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32)), _TINY)
+                step = _step(tl.max(tl.abs(numbers), 1), 127.0)
                 tl.store(constants_at + vector, step, mask=real)
                 numbers = _rounded_quotient(numbers, step[:, None])
             at_all = vector[:, None] * D + at[None, :]

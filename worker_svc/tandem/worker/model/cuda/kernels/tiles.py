@@ -18,22 +18,23 @@ import triton
 import triton.language as tl
 
 from tandem.worker.model.cuda.kernels.card import Card
-from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Parts, int4_group
+from tandem.worker.model.kv_formats import KVFormat, Parts, int4_group
 
-PLAIN, INT8, INT4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+PLAIN, INT8, INT4, INT6 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+CODES = {"int8": INT8.value, "int6": INT6.value, "int4": INT4.value}  # of formats that are not plain
 
 
 class Stored(NamedTuple):
     """How vectors lie in pages, as the kernels are told."""
 
-    format: int  # PLAIN, INT8 or INT4
+    format: int  # PLAIN or one of `CODES`
     head_dim: int
     padded: int  # head_dim as a power of two, of at least the 16 that a matrix unit wants
     group: int  # numbers that share constants in INT4
 
     @staticmethod
     def of(stored: KVFormat, head_dim: int) -> Stored:
-        code = INT8.value if isinstance(stored, Int8) else INT4.value if isinstance(stored, Int4) else PLAIN.value
+        code = CODES.get(stored.name, PLAIN.value)
         return Stored(code, head_dim, max(16, triton.next_power_of_2(head_dim)), int4_group(head_dim))
 
 
@@ -88,8 +89,8 @@ def load_vectors(
     numbers, constants, vectors, live, dtype,
     D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Loads vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 without its scales. Zero where not `live`;
-    with WHOLE all of them are live."""
+    """Loads vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 and INT6 without their scales. Where not
+    `live`, numbers that are finite, zero but of INT6; with WHOLE all of them are live."""
     if FORMAT == INT4:
         GROUP_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
         byte = tl.arange(0, D_PAD // 2)
@@ -107,6 +108,16 @@ def load_vectors(
             tl.broadcast_to(lowest[:, :, None], digits.shape),
         )
         return tl.reshape(x.to(dtype), [vectors.shape[0], D_PAD])
+    elif FORMAT == INT6:
+        byte = tl.arange(0, D_PAD // 2)
+        first = vectors[:, None] * (D // 4 * 3)
+        low = tl.load(numbers + first + byte[None, :], mask=live[:, None] & (byte < D // 2)[None, :], other=0)
+        fourth = tl.arange(0, D_PAD // 4)
+        high_at = numbers + first + D // 2 + fourth[None, :]
+        high = tl.load(high_at, mask=live[:, None] & (fourth < D // 4)[None, :], other=0)
+        high = tl.reshape(tl.join(high & 15, high >> 4), [vectors.shape[0], D_PAD // 2])
+        digits = tl.join((low & 15) | ((high & 3) << 4), (low >> 4) | ((high & 12) << 2))
+        return tl.reshape((digits.to(tl.int8) - 32).to(dtype), [vectors.shape[0], D_PAD])
     else:
         coordinate = tl.arange(0, D_PAD)
         at = vectors[:, None] * D + coordinate[None, :]
@@ -141,6 +152,7 @@ def extend(
     scale: of the scores, log2(e) included.
     CAP: unless it is 0, a score s becomes CAP tanh(s / CAP).
     """
+    SCALED: tl.constexpr = (FORMAT == INT8) | (FORMAT == INT6)
     token = tile + tl.arange(0, TILE)
     live = token < end
     if WINDOW:
@@ -154,7 +166,7 @@ def extend(
     vectors = (page * KV_HEADS + kv_head) * PAGE + token % PAGE
     k = load_vectors(k_numbers, k_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
-    if FORMAT == INT8:
+    if SCALED:
         # Scales of keys and values at once, as many as threads: then the compiler lets each thread copy one of them. Of
         # fewer numbers, each would copy all that it multiplies by. Where nothing is live there is page 0 to read.
         side = tl.arange(0, 2)[None, :]
@@ -176,7 +188,7 @@ def extend(
     )
     fade = tl.exp2(m - base)
     l = tl.fma(l, fade, tl.sum(weights, 1))
-    if FORMAT == INT8:
+    if SCALED:
         weights *= tl.where(live, v_scale, 0.0)[None, :]
     v = load_vectors(v_numbers, v_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
     o = tl.dot(weights.to(queries.dtype), v, o * fade[:, None], input_precision="ieee")
