@@ -128,7 +128,8 @@ class Int6:
 
     def decode(self, parts: Parts, out: torch.Tensor) -> torch.Tensor:
         packed, scale = parts
-        low, high = packed.split((out.shape[-1] // 2, out.shape[-1] // 4), dim=-1)
+        half = out.shape[-1] // 2
+        low, high = packed[..., :half], packed[..., half:]
         for place in range(4):
             digits = low[..., place // 2 :: 2] >> 4 * (place % 2) & 15
             out[..., place::4] = digits | (high >> 2 * place & 3) << 4
