@@ -275,6 +275,7 @@ async def measure_streams(
     ids = ours.encode(corpus[:100_000], add_special=False)
     ones = [[index] for index in ids]
     eights = [ids[at : at + 8] for at in range(0, len(ids), 8)]
+    many = [ids[at : at + 64] for at in range(0, len(ids), 64)]
 
     def decode(parts: list[list[int]], **options: object) -> None:
         push = ours.stream(**options).push  # type: ignore[arg-type]
@@ -292,6 +293,10 @@ async def measure_streams(
         eight_by_eight=lambda: decode(eights),
         one_by_one_with_stop=lambda: decode(ones, stop_strings=["\n\nZZZ", "<stop>"]),
         eight_by_eight_with_stop=lambda: decode(eights, stop_strings=["\n\nZZZ", "<stop>"]),
+        sixty_four_with_stop=lambda: decode(many, stop_strings=["\n\nZZZ", "<stop>"]),
+        one_by_one_with_frequent_stop=lambda: decode(ones, stop_strings=["the ende", "stopx"]),
+        eight_by_eight_with_frequent_stop=lambda: decode(eights, stop_strings=["the ende", "stopx"]),
+        sixty_four_with_frequent_stop=lambda: decode(many, stop_strings=["the ende", "stopx"]),
         tokenizers_one_by_one=decode_theirs,
     )
     result: dict[str, object] = {f"million tokens/s, {name}": len(ids) / taken / 1e6 for name, taken in seconds.items()}
@@ -387,8 +392,9 @@ async def measure_sdk(data: Path) -> dict[str, object]:
     return result
 
 
-async def measure_floor() -> dict[str, object]:
-    """A server that answers each message with itself: 64 streams, one message each way."""
+@asynccontextmanager
+async def echo_service() -> AsyncIterator[tuple[grpc.aio.Channel, psutil.Process]]:
+    """A server that answers each message with itself, in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, "--echo"), stdout=asyncio.subprocess.PIPE
     )
@@ -396,33 +402,77 @@ async def measure_floor() -> dict[str, object]:
     address = (await process.stdout.readline()).decode().strip()
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-
-            async def one(count: int) -> None:
-                call = channel.stream_stream("/echo/Echo")()
-                for _ in range(count):
-                    await call.write(b"a message")
-                    await call.read()
-                await call.done_writing()
-
-            await asyncio.gather(*(one(50) for _ in range(64)))
-            server = psutil.Process(process.pid)
-            before = sum(server.cpu_times()[:2])
-            await asyncio.gather(*(one(300) for _ in range(64)))
-            cost = (sum(server.cpu_times()[:2]) - before) / (64 * 300) * 1e6
+            yield channel, psutil.Process(process.pid)
     finally:
         process.terminate()
         await process.wait()
+
+
+async def measure_floor() -> dict[str, object]:
+    """64 streams through the bare echo, one message each way."""
+    async with echo_service() as (channel, server):
+
+        async def one(count: int) -> None:
+            call = channel.stream_stream("/echo/Stream")()
+            for _ in range(count):
+                await call.write(b"a message")
+                await call.read()
+            await call.done_writing()
+
+        await asyncio.gather(*(one(50) for _ in range(64)))
+        before = sum(server.cpu_times()[:2])
+        await asyncio.gather(*(one(300) for _ in range(64)))
+        cost = (sum(server.cpu_times()[:2]) - before) / (64 * 300) * 1e6
     return {"server CPU microseconds a message, 64 streams": cost}
 
 
+async def measure_small(data: Path, corpus: str, rounds: int) -> dict[str, object]:
+    """An Encode of one short text, and the same bytes through the bare echo, in turns: what a call costs the server, by
+    the kernel's clock of its process."""
+    request = pb.EncodeRequest(input=pb.EncodeInput(segments=[pb.TextSegment(text=corpus[:40])]))
+    result: dict[str, object] = {}
+    async with service(f"--tokenizer={data}/formats/llama3") as (stub, process, _), echo_service() as (channel, bare):
+        servers = {"encode": process.pid, "echo": bare.pid}
+        same = channel.unary_unary("/echo/Unary")
+        raw = request.SerializeToString()
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "encode": lambda: stub.Encode(request),
+            "echo": lambda: same(raw),
+        }
+
+        async def one(call: Callable[[], Awaitable[object]], count: int) -> None:
+            for _ in range(count):
+                await call()
+
+        for at_once in (1, 16, 64):
+            costs: dict[str, list[float]] = {name: [] for name in calls}
+            count = 512 // at_once
+            for turn in range(rounds + 1):
+                for name, call in calls.items():
+                    clock = ~servers[name] << 3 | 2
+                    before = time.clock_gettime(clock)
+                    await asyncio.gather(*(one(call, count) for _ in range(at_once)))
+                    if turn:
+                        costs[name].append((time.clock_gettime(clock) - before) / (at_once * count) * 1e6)
+            medians = {name: statistics.median(values) for name, values in costs.items()}
+            result[f"{at_once} at once, microseconds a call"] = medians | {"ratio": medians["encode"] / medians["echo"]}
+    return result
+
+
 async def echo() -> None:
-    async def answer(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+    async def stream(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
         async for request in requests:
             yield request
 
+    async def unary(request: bytes, context: object) -> bytes:
+        return request
+
     server = grpc.aio.server()
-    handler = grpc.stream_stream_rpc_method_handler(answer)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", {"Echo": handler}),))
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Stream": grpc.stream_stream_rpc_method_handler(stream),
+        "Unary": grpc.unary_unary_rpc_method_handler(unary),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(f"127.0.0.1:{port}", flush=True)
@@ -536,6 +586,7 @@ async def main() -> None:
         "stream": lambda: measure_streams(data, ours, theirs, corpus, options.rounds),
         "sdk": lambda: measure_sdk(data),
         "floor": measure_floor,
+        "small": lambda: measure_small(data, corpus, options.rounds),
         "cache": lambda: measure_cache(ours, corpus, options.rounds),
         "load": lambda: measure_load(data, options.rounds),
         "health": lambda: measure_health(data),

@@ -19,16 +19,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from codecs import utf_8_decode
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from tandem.tokenizer.decoding.broken_text import byte_position, whole_text
 from tandem.tokenizer.decoding.graphemes import GraphemeHold
 from tandem.tokenizer.decoding.stop_strings import Held, StopMatch, StopMatcher, StopStates
 
 _SLICE = 1024  # ids that are joined at once while stop strings are watched
 _STOPS_KEPT = 32  # sets of stop strings whose streams share what they found out
-_TRAIL = 8192  # ids that are remembered of those that may lie in what is held back, which has no more bytes
-_WINDOW = 1024  # bytes that are decoded at once to find where a character starts
+_FEW = 16  # ids that are looked up one by one; more of them are joined and searched at once
 
 
 class StreamPieces:
@@ -40,7 +41,7 @@ class StreamPieces:
         self.stop_states = lru_cache(_STOPS_KEPT)(self._make_stop_states)
 
     def _make_stop_states(self, stops: tuple[str, ...]) -> StopStates:
-        return StopStates(StopMatcher(stops), self.texts)
+        return StopStates(StopMatcher(stops), self.pieces, self.texts)
 
 
 class _Texts(dict[int, "str | None"]):
@@ -50,11 +51,7 @@ class _Texts(dict[int, "str | None"]):
         self._pieces = pieces
 
     def __missing__(self, index: int) -> str | None:
-        try:
-            text: str | None = self._pieces[index].decode()
-        except UnicodeDecodeError:
-            text = None
-        self[index] = text
+        text = self[index] = whole_text(self._pieces[index])
         return text
 
 
@@ -202,8 +199,8 @@ class PlainStream(StreamDecoder):
 
 
 class WatchedStream(StreamDecoder):
-    """A stream with stop strings. It is in one of two states: either the text held back is whole characters, and
-    `_held` tells what the next id leads to; or `_held` is None, and bytes are decoded and searched."""
+    """A stream with stop strings. It is in one of two states: either no rule holds, and `_held` tells what is held back
+    and what the next id leads to; or `_held` is None, and `_raw` is decoded and searched."""
 
     __slots__ = ("_held", "_include_stop", "_min_ids", "_passed", "_pieces", "_states", "_stops", "_trail")
 
@@ -224,65 +221,81 @@ class WatchedStream(StreamDecoder):
         self._min_ids = min_ids
         self._passed = 0  # characters at the beginning of `_raw` within which no stop string counts
         self._held: Held | None = None
-        self._trail: list[tuple[int, int]] = []  # (ids before it, bytes) of the last ids, those within `_raw` at least
+        # (ids before it, bytes) of the last ids that have any, of all at least that may lie within a stop string: of as
+        # many bytes as that, and of those in the id that completes it.
+        self._trail: deque[tuple[int, int]] = deque(maxlen=4 * self._stops.longest + 4)
 
     @property
     def holds_back(self) -> bool:
         return True
 
+    @property
+    def held_bytes(self) -> int:
+        return super().held_bytes if self._held is None else len(self._held.raw)
+
     def push(self, ids: Sequence[int], end: bool = False) -> str:
-        sent = ""
         held = self._held
         if held is not None and not end:
-            if len(ids) == 1 and (step := held[ids[0]]) is not None:  # what nearly every call of a generation is
-                text, following = step
-                if following is not held or following.raw:
-                    self._hold(ids[0], following)
-                self.ids_consumed += 1
+            if len(ids) == 1:  # what nearly every call of a generation is
+                step = held[ids[0]]
+                if step is not None:
+                    text, following = step
+                    if following.raw and (size := len(self._pieces[ids[0]])):
+                        self._trail.append((self.ids_consumed, size))
+                    self.ids_consumed += 1
+                    self._held = following
+                    return text
+            elif len(ids) < _FEW:
+                return self._push_few(held, ids)
+            elif (step := self._states.step(held, ids)) is not None:
+                text, self._held = step
+                self.ids_consumed += len(ids)
+                self._note(ids, len(self._held.raw))
                 return text
-            begun = self.ids_consumed
-            for index in ids:
-                step = held[index]
-                if step is None:
-                    break
-                text, following = step
-                if following is not held or following.raw:
-                    self._hold(index, following)
-                    held = following
-                self.ids_consumed += 1
-                sent += text
-            else:
-                return sent
-            ids = ids[self.ids_consumed - begun :]
+        return self._push_ruled(ids, end)
+
+    def _push_few(self, held: Held, ids: Sequence[int]) -> str:
+        nothing, ordinal, sent = self._states.nothing, self.ids_consumed, ""
+        for index in ids:
+            step = held[index]
+            if step is None:
+                break
+            text, held = step
+            sent += text
+            if held is not nothing and (size := len(self._pieces[index])):
+                self._trail.append((ordinal, size))
+            ordinal += 1
+        consumed = ordinal - self.ids_consumed
+        self.ids_consumed = ordinal
+        self._held = held
+        return sent if consumed == len(ids) else sent + self._push_ruled(ids[consumed:], end=False)
+
+    def _push_ruled(self, ids: Sequence[int], end: bool) -> str:
         self._check_open()
-        self._held = None
+        if self._held is not None:
+            self._raw, self._held = self._held.raw, None
+        sent = ""
         for at in range(0, len(ids), _SLICE):
             sent += self._watch(ids[at : at + _SLICE])
             if self.done:
                 break
         if end and not self.done:
             sent += self._flush()
-        if not self.done:
-            self._held = self._state()
+        ruled = self._graphemes is not None or not self._edges.are_passed
+        if not (self.done or ruled or self._passed or self.ids_consumed < self._min_ids):
+            self._held = self._states.at(self._raw)
         return self._in_graphemes(sent)
 
-    def _hold(self, index: int, held: Held) -> None:
-        self._held = held
-        self._raw = held.raw
-        if not held.raw:
-            self._trail.clear()
-        elif size := len(self._pieces[index]):
-            self._trail.append((self.ids_consumed, size))
-            self._forget()
-
-    def _state(self) -> Held | None:
-        ruled = self._graphemes is not None or not self._edges.are_passed
-        if ruled or self._passed or self.ids_consumed < self._min_ids:
-            return None
-        try:
-            return self._states.at(self._raw.decode())
-        except UnicodeDecodeError:
-            return None
+    def _note(self, ids: Sequence[int], held: int) -> None:
+        """Records the newest ids, up to the one in which the bytes that are held back begin."""
+        newest: list[tuple[int, int]] = []
+        for back, index in enumerate(reversed(ids), 1):
+            if held <= 0:
+                break
+            if size := len(self._pieces[index]):
+                newest.append((self.ids_consumed - back, size))
+                held -= size
+        self._trail.extend(reversed(newest))
 
     def _watch(self, ids: Sequence[int]) -> str:
         parts, waited = self._edges.parts(ids)
@@ -298,8 +311,9 @@ class WatchedStream(StreamDecoder):
         hold = self._stops.held(text)
         self._passed = max(0, self._passed - len(text) + hold)
         sent = text[: len(text) - hold]
-        self._raw = raw[_byte_position(raw, len(sent)) if hold else used :]
-        self._remember(parts, ordinal)
+        self._raw = raw[byte_position(raw, len(sent)) if hold else used :]
+        if self._raw:
+            self._remember(parts, ordinal)
         return sent
 
     def _flush(self) -> str:
@@ -321,7 +335,6 @@ class WatchedStream(StreamDecoder):
         count = 1 + bisect_left(range(1, len(parts)), True, key=lambda count: search(count)[2] is not None)
         raw, text, match = search(count)
         assert match is not None
-        self._raw = raw
         self._remember(parts[:count], ordinal)
         self._raw = b""
         self.ids_consumed = ordinal + count
@@ -331,7 +344,7 @@ class WatchedStream(StreamDecoder):
     def _stopped(self, raw: bytes, text: str, match: StopMatch) -> str:
         """Returns the last text. The ids behind those that begin in front of the stop string are trimmed."""
         self.matched_stop = match.stop
-        at, start = len(raw), _byte_position(raw, match.start)
+        at, start = len(raw), byte_position(raw, match.start)
         for ordinal, size in reversed(self._trail):
             at -= size
             if at < start:
@@ -340,16 +353,7 @@ class WatchedStream(StreamDecoder):
         return text[: match.end if self._include_stop else match.start]
 
     def _remember(self, parts: Sequence[bytes], ordinal: int) -> None:
-        """Records which ids the held bytes belong to."""
-        if self._raw:
-            self._trail += [(number, len(part)) for number, part in enumerate(parts, ordinal) if part]
-            self._forget()
-        else:
-            self._trail.clear()
-
-    def _forget(self) -> None:
-        if len(self._trail) > _TRAIL:
-            del self._trail[: -len(self._raw)]  # each of those that are left has a byte or more
+        self._trail.extend((number, len(part)) for number, part in enumerate(parts, ordinal) if part)
 
 
 def stream_decoder(
@@ -375,26 +379,3 @@ def stream_decoder(
     edges = _Edges(known.pieces, strip_space, first_pieces, drop_front, drop_last)
     hold = GraphemeHold() if graphemes else None
     return WatchedStream(known, edges, hold, stops, include_stop, min_ids) if stops else PlainStream(known, edges, hold)
-
-
-def _byte_position(raw: bytes, characters: int) -> int:
-    """Returns the byte position of the character number `characters` in `raw`, decoded with replacement."""
-    at = 0
-    while characters:
-        window = raw[at : at + _WINDOW]
-        try:
-            text, used = utf_8_decode(window, "strict", False)
-        except UnicodeDecodeError as error:
-            text, used = window[: error.start].decode(), error.start
-            if len(text) < characters:  # the invalid bytes became one U+FFFD
-                characters -= len(text) + 1
-                at += error.end
-                continue
-        else:
-            if not used:  # an unfinished character at the very end, flushed as one U+FFFD
-                return at + len(window)
-        if len(text) >= characters:
-            return at + len(text[:characters].encode())
-        characters -= len(text)
-        at += used
-    return at
