@@ -21,6 +21,7 @@
 
 #include "matrices.h"
 #include "operations.h"
+#include "quantized_narrow.h"
 
 #define ROWS 6  // of a tile: 12 sums in 16 registers
 
@@ -87,8 +88,6 @@ static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t group
 
 // ---------------------------------------------------------------------------------------------------- quantized weights
 
-INLINE __m256 halves(const uint16_t *from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
-
 // One kind of constants of one panel, as they are or written `to`; `first` begins a unit.
 static const float *as_floats(const Product *p, const void *numbers, const uint16_t *unit, int group, int64_t panel,
                               int64_t first, int64_t last, float *to) {
@@ -138,99 +137,66 @@ void constants(const Product *p, int group, int64_t panel, int panels, int64_t f
 // Without this, gcc adds up products before it adds them to sums, and has to put sums on the stack.
 #define ADDED(SUM) __asm__("" : "+x"(SUM))
 
-// What 16 codes stand for. `table` has the low bytes of the sixteen numbers, and the high ones, each twice.
-INLINE __m256i decoded(__m256i code, const __m256i table[2]) {
-    const __m256i low = _mm256_shuffle_epi8(table[0], _mm256_or_si256(code, _mm256_set1_epi16((short)0x8000)));
-    const __m256i high = _mm256_or_si256(_mm256_slli_epi16(code, 8), _mm256_set1_epi16(0x80));
-    return _mm256_or_si256(low, _mm256_shuffle_epi8(table[1], high));
-}
-
-// The sums of one group, `quads` times four inputs: of some rows, and of panels that lie `stride` bytes apart. `begin`:
-// what they begin with, where numbers are `LESS`.
-INLINE void group_sums(const int rows, const int panels, const int bits, const int means, const __m256i table[2],
-                       const uint8_t *w, int64_t stride, const int32_t *x, const float *begin, const int quads,
-                       __m256i sum[][2]) {
-    const __m256i low = _mm256_set1_epi16(15);
+// The sums of one group of some rows, `quads` times four inputs. `begin`: what they begin with, where numbers are `LESS`.
+INLINE void group_sums(const int rows, const int bits, const int means, const __m256i table[2], const uint8_t *w,
+                       const int32_t *x, const float *begin, const int quads, __m256i sum[][2]) {
     for (int r = 0; r < rows; r++) {
         __m256i first = _mm256_setzero_si256();
         if (means == LESS) first = _mm256_cvtps_epi32(_mm256_broadcast_ss(begin + r));
-        for (int n = 0; n < panels; n++) sum[n * rows + r][0] = sum[n * rows + r][1] = first;
+        sum[r][0] = sum[r][1] = first;
     }
     for (int i = 0; i < quads; i++, w += PANEL * bits / 2, x += 2 * rows)
-        for (int n = 0; n < panels; n++)
-            for (int pair = 0; pair < 2; pair++) {
-                const __m128i *from = (const __m128i *)(w + n * stride) + (bits == 8 ? 2 * pair : 0);
-                __m256i b[2];
-                for (int h = 0; h < 2; h++) {
-                    const __m128i raw = _mm_loadu_si128(from + h);
-                    if (bits == 8) b[h] = _mm256_cvtepi8_epi16(raw);
-                    else if (pair == 0) b[h] = _mm256_and_si256(_mm256_cvtepu8_epi16(raw), low);
-                    else b[h] = _mm256_srli_epi16(_mm256_cvtepu8_epi16(raw), 4);
-                    if (means == TABLE) b[h] = decoded(b[h], table);
-                }
-                for (int r = 0; r < rows; r++) {
-                    const __m256i a = _mm256_set1_epi32(x[pair * rows + r]);
-                    __m256i *to = sum[n * rows + r];
-                    to[0] = _mm256_add_epi32(to[0], _mm256_madd_epi16(a, b[0]));
-                    to[1] = _mm256_add_epi32(to[1], _mm256_madd_epi16(a, b[1]));
-                    ADDED(to[0]);
-                    ADDED(to[1]);
-                }
+        for (int pair = 0; pair < 2; pair++) {
+            __m256i b[2];
+            two_inputs(bits, means, table, w, pair, b);
+            for (int r = 0; r < rows; r++) {
+                const __m256i a = _mm256_set1_epi32(x[pair * rows + r]);
+                sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(a, b[0]));
+                sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(a, b[1]));
+                ADDED(sum[r][0]);
+                ADDED(sum[r][1]);
             }
+        }
 }
 
-// Some rows and one panel, or one row and some panels, from `row` and `panel` on; the groups from `first` to `last`.
-INLINE void quantized_tile(const Product *p, const int rows, const int panels, const int bits, const int means,
-                           const int group, int64_t panel, int64_t row, int64_t first, int64_t last,
-                           const Constants *by, const uint8_t *ahead) {
-    const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
-    const uint8_t *w = p->weight + panel * stride;
+// Some rows and one panel, from `row` on; the groups from `first` to `last`.
+INLINE void quantized_tile(const Product *p, const int rows, const int bits, const int means, const int group,
+                           int64_t panel, int64_t row, int64_t first, int64_t last, const Constants *by,
+                           const uint8_t *ahead) {
+    const int64_t width = p->groups * group, columns = p->panels * PANEL;
+    const uint8_t *w = p->weight + panel * width * PANEL * bits / 8;
     const int32_t *x = p->x + row * (width / 2);
     const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
     float *out = p->out + row * columns + panel * PANEL;
     __m256i table[2];
-    if (means == TABLE) {
-        uint8_t bytes[2][32];
-        for (int i = 0; i < 32; i++)
-            bytes[0][i] = (uint8_t)p->table[i % 16], bytes[1][i] = (uint8_t)(p->table[i % 16] >> 8);
-        for (int i = 0; i < 2; i++) table[i] = _mm256_loadu_si256((const __m256i *)bytes[i]);
-    }
-    __m256 total[ROWS][2];  // by panel and row
+    if (means == TABLE || means == BYTES) load_table(p, table);
+    __m256 total[ROWS][2];
     for (int r = 0; r < rows; r++)
-        for (int n = 0; n < panels; n++)
-            for (int h = 0; h < 2; h++) {
-                const float *from = out + r * columns + n * PANEL + 8 * h;
-                total[n * rows + r][h] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(from);
-            }
+        for (int h = 0; h < 2; h++)
+            total[r][h] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(out + r * columns + 8 * h);
     for (int64_t g = first; g < last; g++) {
         __m256i sum[ROWS][2];
         const uint8_t *group_w = w + g * group * PANEL * bits / 8;
-        if (rows > 1)
-            for (int64_t i = 0; i < group * PANEL * bits / 8; i += 64, ahead += 64)
-                _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+        for (int64_t i = 0; i < group * PANEL * bits / 8; i += 64, ahead += 64)
+            _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         const int32_t *group_x = x + g * (group / 2) * rows;
         const float *group_sum = x_sum + g * rows, *group_scale = x_scale + g * rows;
-        group_sums(rows, panels, bits, means, table, group_w, stride, group_x, group_sum, group / 4, sum);
-        for (int n = 0; n < panels; n++)
-            for (int h = 0; h < 2; h++) {
-                const int64_t at = (g - first) * PANEL + 8 * h;
-                const __m256 scale = _mm256_loadu_ps(by->scale[n] + at);
-                for (int r = 0; r < rows; r++) {
-                    const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(group_scale + r));
-                    __m256 *to = &total[n * rows + r][h];
-                    *to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[n * rows + r][h]), factor, *to);
-                }
-                if (means != DIGITS || !by->least[n]) continue;
-                const __m256 least = _mm256_loadu_ps(by->least[n] + at);
-                for (int r = 0; r < rows; r++) {
-                    __m256 *to = &total[n * rows + r][h];
-                    *to = _mm256_fmadd_ps(least, _mm256_broadcast_ss(group_sum + r), *to);
-                }
+        group_sums(rows, bits, means, table, group_w, group_x, group_sum, group / 4, sum);
+        for (int h = 0; h < 2; h++) {
+            const int64_t at = (g - first) * PANEL + 8 * h;
+            const __m256 scale = _mm256_loadu_ps(by->scale[0] + at);
+            for (int r = 0; r < rows; r++) {
+                const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(group_scale + r));
+                total[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), factor, total[r][h]);
             }
+            if (means != DIGITS || !by->least[0]) continue;
+            const __m256 least = _mm256_loadu_ps(by->least[0] + at);
+            for (int r = 0; r < rows; r++)
+                total[r][h] = _mm256_fmadd_ps(least, _mm256_broadcast_ss(group_sum + r), total[r][h]);
+        }
     }
     for (int r = 0; r < rows; r++)
-        for (int n = 0; n < panels; n++)
-            for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + r * columns + n * PANEL + 8 * h, total[n * rows + r][h]);
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + r * columns + 8 * h, total[r][h]);
 }
 
 #define TILES(ROWS_THERE)                                                                                              \
@@ -243,28 +209,28 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
     default: TILE(6);                                                                                                  \
     }
 
-// A single row reads several panels at once: one stream of memory alone is slow.
-INLINE void quantized_panels(const int bits, const int means, const int group, const Product *p, int64_t first,
+INLINE void panels_that_mean(const int bits, const int means, const int group, const Product *p, int64_t first,
                              int64_t last) {
-    const int together = p->rows == 1 && last - first == TOGETHER ? TOGETHER : 1;
     Constants by;
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
         const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
-        for (int64_t panel = first; panel < last; panel += together) {
-            constants(p, group, panel, together, start, end, &by);
-            if (together > 1) {
-                quantized_tile(p, 1, TOGETHER, bits, means, group, panel, 0, start, end, &by, p->weight);
-                continue;
-            }
+        for (int64_t panel = first; panel < last; panel++) {
+            constants(p, group, panel, 1, start, end, &by);
             const uint8_t *ahead = next_weights(p, bits, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, ROWS);
-#define TILE(R) quantized_tile(p, R, 1, bits, means, group, panel, row, start, end, &by, ahead)
+#define TILE(R) quantized_tile(p, R, bits, means, group, panel, row, start, end, &by, ahead)
                 TILES(rows)
 #undef TILE
             }
         }
     }
+}
+
+INLINE void quantized_panels(const int bits, const int means, const int group, const Product *p, int64_t first,
+                             int64_t last) {
+    if (means == TABLE && of_bytes(p->table)) panels_that_mean(bits, BYTES, group, p, first, last);
+    else panels_that_mean(bits, means, group, p, first, last);
 }
 
 // Panels from `first` to `last`, up to `TOGETHER` of them.
@@ -273,7 +239,8 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
         wide_quantized_panels(p, bits, group, first, last);
         return;
     }
-    BY_KIND(quantized_panels, bits, p, group, p, first, last)
+    if (p->rows == 1) single_row_panels(p, bits, group, first, last);
+    else BY_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 
 // Rows of a tile, at most.

@@ -1,9 +1,11 @@
 // Products with quantized weights: what the two ways of computing them share.
 
+#pragma once
+
 #include "numbers.h"
 
 #define PANEL 16
-#define TOGETHER 4  // panels that a thread takes at once
+#define TOGETHER 4  // panels that are a thread's piece of work
 // Input numbers between two looks at the output: a panel's part stays in the first cache for all tiles of rows, which
 // meanwhile ask for the block that comes next (`ahead`).
 #define BLOCK 512
@@ -56,6 +58,9 @@ typedef struct {
 
 // Those of the groups from `first` to `last`, in `panels` panels from `panel` on.
 void constants(const Product *p, int group, int64_t panel, int panels, int64_t first, int64_t last, Constants *to);
+
+// Those of a single row by AVX2 (single_row.c).
+void single_row_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
 // By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows.
 #define WIDE_ROWS 8

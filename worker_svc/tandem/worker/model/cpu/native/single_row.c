@@ -1,0 +1,78 @@
+// Products of a single row with quantized weights, for x86-64 with AVX2: the same operations on each output number as in
+// products.c, so the same bits.
+//
+// Memory decides here, and likes one stream best: panels one behind the other, each whole, and its constants widened
+// where they are needed.
+
+#include "quantized_narrow.h"
+
+#define AHEAD 2048  // bytes from what is multiplied to what is asked for
+
+// The sums of one group. `begin`: what they begin with, where numbers are `LESS`.
+INLINE void group_sums(const int bits, const int means, const __m256i table[2], const uint8_t *w, const int32_t *x,
+                       const float *begin, const int quads, __m256i sum[2]) {
+    sum[0] = means == LESS ? _mm256_cvtps_epi32(_mm256_broadcast_ss(begin)) : _mm256_setzero_si256();
+    sum[1] = sum[0];
+#pragma GCC unroll 4
+    for (int i = 0; i < quads; i++)
+        for (int pair = 0; pair < 2; pair++) {
+            __m256i b[2];
+            two_inputs(bits, means, table, w + i * PANEL * bits / 2, pair, b);
+            const __m256i a = _mm256_set1_epi32(x[2 * i + pair]);
+            for (int h = 0; h < 2; h++) sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(a, b[h]));
+        }
+}
+
+INLINE void row_panel(const int bits, const int means, const int group, const int half, const Product *p,
+                      int64_t panel) {
+    const int64_t each = half == 3 ? UNIT / group : p->groups, units = (p->groups + each - 1) / each;
+    const int64_t step = p->per_channel ? 0 : PANEL;
+    const uint8_t *w = p->weight + panel * p->groups * group * PANEL * bits / 8;
+    const int32_t *x = p->x;
+    int64_t at = panel * (p->per_channel ? 1 : p->groups) * PANEL;
+    __m256i table[2];
+    if (means == TABLE || means == BYTES) load_table(p, table);
+    __m256 total[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int64_t u = 0; u < units; u++) {
+        const int64_t last = (u + 1) * each < p->groups ? (u + 1) * each : p->groups;
+        __m256 unit[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, least_unit[2] = {unit[0], unit[0]};
+        for (int h = 0; h < 2 && half == 3; h++) {
+            unit[h] = halves(p->scale_unit + (panel * units + u) * PANEL + 8 * h);
+            if (p->least) least_unit[h] = halves(p->least_unit + (panel * units + u) * PANEL + 8 * h);
+        }
+        for (int64_t g = u * each; g < last; g++, at += step, w += group * PANEL * bits / 8, x += group / 2) {
+            __m256i sum[2];
+            for (int i = 0; i < group * PANEL * bits / 8; i += 64)
+                _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
+            group_sums(bits, means, table, w, x, p->x_sum + g, group / 4, sum);
+            for (int h = 0; h < 2; h++) {
+                const __m256 scale = eight(half, p->scale, at + 8 * h, unit[h]);
+                const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(p->x_scale + g));
+                total[h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[h]), factor, total[h]);
+                if (means != DIGITS || !p->least) continue;
+                const __m256 least = eight(half, p->least, at + 8 * h, least_unit[h]);
+                total[h] = _mm256_fmadd_ps(least, _mm256_broadcast_ss(p->x_sum + g), total[h]);
+            }
+        }
+    }
+    for (int h = 0; h < 2; h++) _mm256_storeu_ps(p->out + panel * PANEL + 8 * h, total[h]);
+}
+
+INLINE void panels_that_mean(const int bits, const int means, const int group, const Product *p, int64_t first,
+                             int64_t last) {
+    for (; first < last; first++) switch (p->half) {
+        case 0: row_panel(bits, means, group, 0, p, first); break;
+        case 1: row_panel(bits, means, group, 1, p, first); break;
+        case 2: row_panel(bits, means, group, 2, p, first); break;
+        default: row_panel(bits, means, group, 3, p, first);
+        }
+}
+
+INLINE void panels_of(const int bits, const int means, const int group, const Product *p, int64_t first, int64_t last) {
+    if (means == TABLE && of_bytes(p->table)) panels_that_mean(bits, BYTES, group, p, first, last);
+    else panels_that_mean(bits, means, group, p, first, last);
+}
+
+void single_row_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
+    BY_KIND(panels_of, bits, p, group, p, first, last)
+}
