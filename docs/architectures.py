@@ -58,7 +58,7 @@ def rows() -> Iterator[str]:
             "yes" if each.name in META else "no",
             ", ".join(written),
             called(models[each.name]),
-            "refused with states" if each.has_states else "refused with latents" if each.latents else "yes",
+            "refused with latents" if each.latents else "yes",
             f"transformers, {cases[each.class_name]} shapes",
         )
         yield f"| {' | '.join(columns)} |\n"

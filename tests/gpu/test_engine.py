@@ -18,7 +18,9 @@ from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.operations import Products
 from tandem.worker.model.runner import Work
+from tests.worker_svc.model.cuda.kernels.test_states import MODELS as STATES
 from tests.worker_svc.model.llama_folders import random_llama, some_ids
+from tests.worker_svc.model.test_architectures import saved
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -82,6 +84,20 @@ def test_logits_equal_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
     our_error = ((ours.cpu().double() - exact).norm() / exact.norm()).item()
     their_error = ((theirs.cpu().double() - exact).norm() / exact.norm()).item()
     assert our_error < max(1.5 * their_error, 1e-5)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_models_with_states_answer_as_on_a_cpu_recorded_or_not_whatever_was_cached(name: str, tmp_path: Path) -> None:
+    kind, changes = STATES[name]
+    saved(kind, tmp_path, **changes, max_position_embeddings=256)
+    on_cpu, on_card = built(tmp_path, device="cpu", state_slots=24), built(tmp_path, state_slots=24)
+    launched = built(tmp_path, cuda_graphs=False, state_slots=24)
+    assert isinstance(on_card.engine._runner, GraphedRunner) and on_card.row_invariant
+    vocabulary = on_cpu.config.vocab_size
+    expected = answers(on_cpu, some_requests(vocabulary, 12, GREEDY))
+    for engine in (on_card, launched, on_card):  # the last time out of the cache
+        assert answers(engine, some_requests(vocabulary, 12, GREEDY)) == expected
+    assert on_card.engine.scheduler.statistics.cached_prompt_tokens
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8", "int6", "int4"])

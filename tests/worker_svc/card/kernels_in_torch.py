@@ -26,6 +26,7 @@ from tandem.worker.model.cuda.kernels.words import DIGITS, TABLE
 from tandem.worker.model.kv_formats import FEW_BITS, KVFormat, Plain
 from tandem.worker.model.moe import choose
 from tandem.worker.model.rope import rotate
+from tests.worker_svc.card import states_in_torch
 
 Grid = tuple[int, ...]
 NOTHING = float("-inf")
@@ -454,4 +455,4 @@ KERNELS: dict[str, Callable[[Any, Grid], None]] = {
         _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _words_product,
         _int8_expert_product, _words_expert_product,
     )
-}  # fmt: skip
+} | states_in_torch.KERNELS  # fmt: skip

@@ -159,7 +159,9 @@ def step(
     config = model.config
     kinds = set(config.attention_kinds)
     plans = {kind: model.operations.plan(segments, cache, config.num_heads, kind) for kind in kinds}
-    plan = StatePlan(state_works, states) if states is not None else None
+    plan = None
+    if states is not None:
+        plan = model.operations.plan_states(StatePlan(state_works, states), states.device)
     if wanted is not None:
         return model(all_ids, positions, cache, slots, plans, torch.tensor(wanted, dtype=torch.int64), plan)
     return model(all_ids, positions, cache, slots, plans, torch.arange(padded), plan)[:total]

@@ -39,6 +39,11 @@ class DeltaNet:
             raise ConfigError("delta_net.key_heads", heads)
 
     @property
+    def groups(self) -> int:
+        """Returns how many groups of heads there are, each with a query and a key."""
+        return self.key_heads
+
+    @property
     def key_size(self) -> int:
         """Returns the channels of the keys, and of the queries."""
         return self.key_heads * self.key_dim

@@ -33,11 +33,10 @@ from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, Rows
 from tandem.worker.model.moe import MixtureOfExperts, sigmoid
 from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
-from tandem.worker.model.operations import Operations, Plan
+from tandem.worker.model.operations import Operations, Plan, StateMoves
 from tandem.worker.model.parallel import Ranks
 from tandem.worker.model.per_layer_inputs import LayerInput
 from tandem.worker.model.rope import Rotation
-from tandem.worker.model.states import StatePlan
 from tandem.worker.model.unfinished import Unfinished
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
@@ -52,7 +51,7 @@ class Step:
     slots: torch.Tensor
     plans: Mapping[AttentionKind, Plan]
     compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
-    states: StatePlan | None  # of layers that have such
+    states: StateMoves | None  # of layers that have such
     given: torch.Tensor | None  # what each layer is given beside the stream, [N, layers, size]
 
     def of(self, rows: torch.Tensor, plans: Mapping[AttentionKind, Plan]) -> Step:

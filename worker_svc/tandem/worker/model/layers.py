@@ -34,7 +34,7 @@ class RecurrentLayer(Layer):
     def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
         assert step.states is not None, "a step of a model with states says where they are"
         mixed, gates = self.mixer(normed)
-        return self._operations.recur(self.mixer.rule, self._index, mixed, gates, step.states)
+        return step.states.recur(self.mixer.rule, self._index, mixed, gates)
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
@@ -100,7 +100,7 @@ class BesideLayer(Layer):
         normed = self._enter_attention(x, delta)
         assert step.states is not None and isinstance(normed, torch.Tensor) and self.feed_forward is not None
         attended = self._attend(normed, step)
-        given = self._operations.recur(self.mixer.rule, self._state_index, *self.mixer(normed), step.states)
+        given = step.states.recur(self.mixer.rule, self._state_index, *self.mixer(normed))
         if wanted is not None:
             x, attended, given = (rows.index_select(0, wanted) for rows in (x, attended, given))
         delta = self.attention_output(attended) * self._config.mixing_multiplier

@@ -51,12 +51,12 @@ class MambaMixer(Mixer):
     def rule(self) -> MambaRule:
         sizes, weights = self.sizes, self.filter.weight
         group = sizes.groups * sizes.state_size
-        by = weights.new_tensor(sizes.multipliers[1:4]).repeat_interleave(torch.tensor([sizes.size, group, group]))
+        by = torch.tensor(sizes.multipliers[1:4]).repeat_interleave(torch.tensor([sizes.size, group, group]))
         norm = weights.new_ones(sizes.size) if self.norm is None else self.norm.weight
         return MambaRule(
             sizes,
             self._eps,
-            (weights.t() * by).contiguous(),
+            (weights.t() * by.to(weights.device)).contiguous(),
             None if self.filter_bias is None else self.filter_bias.weight,
             -self.rate.weight.exp(),
             self.bias.weight,

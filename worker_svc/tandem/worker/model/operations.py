@@ -21,7 +21,7 @@ from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.product_rows import MOST_ROWS
 from tandem.worker.model.quantization import QuantizedWeight
-from tandem.worker.model.recurrence import Rule, recur
+from tandem.worker.model.recurrence import Rule, TorchMoves
 from tandem.worker.model.rope import rotate
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.unfinished import FINISHED, Unfinished
@@ -45,6 +45,15 @@ class Plan(Protocol):
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages."""
+        ...
+
+
+class StateMoves(Protocol):
+    """What one step does to the states of layers that have such, once for all layers."""
+
+    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Computes the outputs `[N, size]` of `mixed` `[N, channels and more]` and `gates` `[N, ...]`, and moves the
+        states of layer number `layer` of those that have such; rows of no work give zeros."""
         ...
 
 
@@ -128,9 +137,8 @@ class Operations(Protocol):
         """Computes `gelu(gate) * up` of `[N, 2 size]` in float32, GELU by its approximation with tanh."""
         ...
 
-    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
-        """Moves the states of layer number `layer` of those that have such, and returns what it gives; see
-        `recurrence.recur`."""
+    def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
+        """Plans how a step's states will move, on the device."""
         ...
 
     def quantized_weight(
@@ -217,8 +225,8 @@ class TorchOperations:
     def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return (gelu_tanh(gate_up[:, :size].float()) * gate_up[:, size:]).to(gate_up.dtype)
 
-    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
-        return recur(rule, layer, mixed, gates, plan)
+    def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
+        return TorchMoves(plan)
 
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device

@@ -6,6 +6,7 @@ nothing else.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -44,15 +45,19 @@ class Rule(Protocol):
         ...
 
 
-def recur(rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
-    """Computes the outputs `[N, size]` of `mixed` `[N, channels and more]` and `gates` `[N, ...]`, and moves the states
-    of layer number `layer` of those that have such; rows of no work give zeros."""
-    out = torch.zeros((len(mixed), rule.sizes.size), device=mixed.device)
-    for line in plan.lines():
-        row, length = line[2], line[3]
-        rows = slice(row, row + length)
-        out[rows] = _one(rule, layer, mixed[rows].float(), gates[rows].float(), plan, line)
-    return out.to(mixed.dtype)
+@dataclass(frozen=True, slots=True)
+class TorchMoves:
+    """Moves a step's states by torch; see `operations.StateMoves`."""
+
+    plan: StatePlan
+
+    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros((len(mixed), rule.sizes.size), device=mixed.device)
+        for line in self.plan.lines():
+            row, length = line[2], line[3]
+            rows = slice(row, row + length)
+            out[rows] = _one(rule, layer, mixed[rows].float(), gates[rows].float(), self.plan, line)
+        return out.to(mixed.dtype)
 
 
 def _one(

@@ -187,7 +187,8 @@ class _Trial:
     def among_decodes(self, counts: Iterable[int]) -> Iterable[torch.Tensor]:
         """Computes the logits by steps of so many decodes, this one the last of them."""
         last = len(self.tokens) - 1
-        own = Work(self.tokens[-1:], last, self.own, 1)
+        state = STATELESS_WORK if self.runner.states is None else StateWork(0, last, last)  # as `ways` has left it
+        own = Work(self.tokens[-1:], last, self.own, 1, state=state)
         for count in counts:
             crowd = [Work(self.others[i : i + 1], i, self.foreign, 1) for i in range(min(count - 1, len(self.others)))]
             yield self.runner.forward([*crowd, own])[len(crowd)]

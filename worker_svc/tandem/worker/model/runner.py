@@ -20,7 +20,7 @@ from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
 
 if TYPE_CHECKING:
-    from tandem.worker.model.operations import Plan
+    from tandem.worker.model.operations import Plan, StateMoves
     from tandem.worker.model.transformer import Transformer
 
 MOST_DECODES = 256  # rows of a step of decodes on a GPU that is recorded, and that the check at start tries
@@ -51,6 +51,12 @@ class Work:
     samples: int
     row: int | None = None
     state: StateWork = STATELESS_WORK
+
+
+def state_plan(rows: npt.NDArray[np.int64], work: Sequence[Work], states: StateCache | None) -> StatePlan:
+    """Plans the states of a step; `rows[i]` is the first row of work i."""
+    works = [(row, len(item.tokens), item.position, item.state) for row, item in zip(rows.tolist(), work, strict=True)]
+    return StatePlan(works, states)
 
 
 class ModelRunner:
@@ -131,7 +137,7 @@ class ModelRunner:
             to_device(slots),
             self._plans(segments),
             to_device(logit_rows),
-            None if self.model.config.recurrence is None else self._state_plan(rows, work),
+            None if self.model.config.recurrence is None else self._state_moves(rows, work),
             late,
         )
         return logits
@@ -141,11 +147,8 @@ class ModelRunner:
         kinds = set(config.attention_kinds)
         return {kind: operations.plan(segments, self.cache, config.num_heads, kind) for kind in kinds}
 
-    def _state_plan(self, rows: npt.NDArray[np.int64], work: Sequence[Work]) -> StatePlan:
-        works = [
-            (row, len(item.tokens), item.position, item.state) for row, item in zip(rows.tolist(), work, strict=True)
-        ]
-        return StatePlan(works, self.states)
+    def _state_moves(self, rows: npt.NDArray[np.int64], work: Sequence[Work]) -> StateMoves:
+        return self.model.operations.plan_states(state_plan(rows, work, self.states), self.device)
 
     def _take_sampled(
         self, ids: torch.Tensor, rows: npt.NDArray[np.int64], work: Sequence[Work], sampled: torch.Tensor | None

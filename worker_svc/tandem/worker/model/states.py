@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem.worker.checkpoints.recurrences import Recurrence
@@ -30,7 +31,8 @@ class StateWork(NamedTuple):
     slot: int = STATELESS
     position: int = 0  # of the state in the slot; the journal has the tokens from there to the chunk's beginning
     commit: int = 0  # of the state that stays in the slot; the chunk's tokens behind it go to the journal
-    saves: tuple[tuple[int, int], ...] = ()  # positions up to `commit`, and the slots that get the states there too
+    # Positions up to `commit`, ascending, and the slots that get the states there too.
+    saves: tuple[tuple[int, int], ...] = ()
 
 
 STATELESS_WORK = StateWork()
@@ -101,6 +103,11 @@ class StatePlan:
         self.saves = np.array(saves, dtype=np.int64).reshape(-1, 2)
         self.tokens = place
         self._room: torch.Tensor | None = None
+
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """Returns the number of the work that each token is of, `[tokens]`, those that are repeated included."""
+        return np.repeat(np.arange(len(self.works)), self.works[:, 3] + self.works[:, 4])
 
     def room(self, width: int) -> torch.Tensor:
         """Returns room `[tokens, width]` that all layers of the step use in turn."""

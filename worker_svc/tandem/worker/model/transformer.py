@@ -27,11 +27,10 @@ from tandem.worker.model.layers import layer_class
 from tandem.worker.model.linear import Linear, PlainWeight
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.norms import stream_norm
-from tandem.worker.model.operations import Operations, Plan, Products
+from tandem.worker.model.operations import Operations, Plan, Products, StateMoves
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotations
-from tandem.worker.model.states import StatePlan
 from tandem.worker.model.weights import Embedding
 
 
@@ -82,7 +81,7 @@ class Transformer(torch.nn.Module):
         slots: torch.Tensor,
         plans: Mapping[AttentionKind, Plan],
         logit_rows: torch.Tensor,
-        states: StatePlan | None = None,
+        states: StateMoves | None = None,
         late: Mapping[AttentionKind, Plan] | None = None,
     ) -> torch.Tensor:
         """Stores keys and values of all rows and computes the logits of some.

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -33,6 +34,7 @@ from triton.runtime.jit import JITFunction
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
+from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.kernels.changes import add_at
 from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of
@@ -40,11 +42,16 @@ from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
 from tandem.worker.model.cuda.operations import FLOAT32_ROWS, TritonOperations
 from tandem.worker.model.cuda.products import few_rows, same_bits
 from tandem.worker.model.cuda.quantized import KernelWeight
+from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import FEW_BITS, Int8, KVFormat, Plain
 from tandem.worker.model.linear import Linear, PlainWeight
+from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.quantization import quantize
+from tandem.worker.model.recurrence import Rule
+from tandem.worker.model.short_convolution import ConvolutionRule
+from tandem.worker.model.states import StateCache, StatePlan, StateShape, StateWork
 from tandem.worker.model.unfinished import FINISHED, Unfinished
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -156,6 +163,37 @@ def experts(case: Case, kinds: Sequence[Quantization | None], *numbers_of_tokens
             mixture(torch.zeros(tokens, 512, dtype=dtype))
 
 
+def states(dtype: torch.dtype, everything: bool) -> None:
+    """Layers with states: of the sizes of Qwen3.6-35B-A3B, Granite-4.0-H-Tiny and LFM2-1.2B."""
+    delta_net = DeltaNet((0,), 16, 32, 128, 128, 4)
+    mamba = Mamba((0,), 48, 64, 1, 128, 4)
+    convolution = ShortConvolution((0,), 2048, 3)
+
+    def zeros(*numbers: int) -> list[torch.Tensor]:
+        return [torch.zeros(number) for number in numbers]
+
+    rules: list[Rule] = [
+        DeltaRule(delta_net, 1e-6, torch.zeros(4, delta_net.channels), *zeros(32, 32, 128)),
+        ConvolutionRule(convolution, torch.zeros(3, 2048), None),
+    ]
+    if everything:  # all norms, and sizes that fill no power of two
+        plain = Mamba((0,), 6, 40, 2, 24, 4, norm="none")
+        for sizes, biases in (
+            (mamba, torch.zeros(mamba.channels)),
+            (replace(mamba, norm="before"), None),
+            (plain, None),
+        ):
+            rest = zeros(sizes.heads, sizes.heads, sizes.heads, sizes.size)
+            rules.append(MambaRule(sizes, 1e-6, torch.zeros(4, sizes.channels), biases, *rest))
+    for rule in rules:
+        cache = StateCache(StateShape(rule.sizes, 2, 9), "cpu")
+        plan = StatePlan([(0, 3, 1, StateWork(0, 0, 2, ((1, 1),)))], cache)
+        channels, short = rule.sizes.channels, isinstance(rule, ConvolutionRule)
+        mixed = torch.zeros(3, channels + (0 if short else rule.sizes.size), dtype=dtype)
+        gates = torch.zeros(3, channels if short else rule.sizes.factors, dtype=dtype)
+        TritonOperations(264).plan_states(plan, cache.device).recur(rule, 0, mixed, gates)
+
+
 def zeros_of_code(kind: Quantization, rows: int, columns: int, scales: torch.dtype = E8M0) -> Grouped:
     """Numbers of 4 bits, usually with powers of two for scales."""
     scale = torch.zeros((rows, columns // kind.group), dtype=scales)
@@ -192,6 +230,7 @@ def other_kernels(case: Case, everything: bool) -> None:
                 same_bits(torch.zeros(1, 4096, dtype=dtype), matrix.to(torch.float8_e4m3fn), torch.zeros(64, 1))
     if same and not everything:
         return
+    states(dtype, everything=True)
     x = torch.zeros(4, 4096, dtype=dtype)
     operations.add_norm(x, x, x[0], 1e-5)
     if everything:

@@ -23,6 +23,7 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     every = {"_store", "_attend", "_prefill", "_add_norm", "_swiglu", "_swiglu_float8"}
     every |= {"_survey", "_decide", "_add_at"}
     every |= {"_product", "_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
+    every |= {"_enter", "_recur", "_leave", "_keep", "_gated_convolution"}
     every |= {"_route", "_arrange", "_weigh", "_expert_product", "_words_product", "_words_expert_product"}
     assert {k["kernel"] for k in kernels} == every
     # Decodes, drafts and prefills alike: that is what makes their bits the same.
@@ -66,5 +67,6 @@ def test_every_card_that_is_served_takes_what_it_is_given(
         assert card["shared"].keys() >= {"_store", "_attend", "_prefill"}
         if with_products in ("--all", ".".join(map(str, card["capability"]))):
             assert card["shared"].keys() >= {"_product", "_expert_product", "_words_expert_product", "_arrange"}
+            assert card["shared"].keys() >= {"_enter", "_recur", "_leave", "_keep", "_gated_convolution"}
         assert max(card["shared"].values()) <= card["room"], card
         assert card["shared"]["_attend"] > 64 << 10, "tiles are on their way while one is multiplied"

@@ -160,10 +160,6 @@ def _require_kernels(model: ModelConfig, path: str, device: torch.device) -> Non
     """Raises BuildError for a model that has parts without kernels on its device."""
     if device.type != "cuda":
         return
-    if model.recurrence is not None:
-        raise BuildError(
-            f"the layers with states of sequences in {path} have no kernel for GPUs yet; set device to cpu"
-        )
     if model.latents is not None:
         raise BuildError(f"the attention over latents in {path} has no kernel for GPUs yet; set device to cpu")
 
@@ -272,7 +268,7 @@ def _runner(
         from tandem.worker.model.cuda.graphs import GraphedRunner
         from tandem.worker.model.cuda.operations import VERIFIED
 
-        runner = GraphedRunner(model, cache, min(config.max_running_requests * VERIFIED, config.step_tokens))
+        runner = GraphedRunner(model, cache, min(config.max_running_requests * VERIFIED, config.step_tokens), states)
     with fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
         if cache.device.type == "cpu" and ranks.size == 1:  # several find out together, or not at all
             return runner, known_padding(runner)

@@ -61,7 +61,7 @@ def _states(config: EngineConfig, model: Transformer, device: torch.device, rank
     if model.config.recurrence is None:
         return None
     one = StateShape(model.config.recurrence, 1, STATE_JOURNAL)
-    half = int(free_memory(device) // ranks.local * _fraction(config, device) / 2)
+    half = int(_free(device, ranks) * _fraction(config, device) / 2)
     slots = config.state_slots or ranks.smallest(min(2 * config.max_running_requests, half // one.bytes))
     if slots < 2:
         raise BuildError(
@@ -80,6 +80,11 @@ def _fraction(config: EngineConfig, device: torch.device) -> float:
     return config.kv_cache_fraction or (CUDA_CACHE_FRACTION if device.type == "cuda" else CPU_CACHE_FRACTION)
 
 
+def _free(device: torch.device, ranks: Ranks) -> int:
+    """Returns a rank's share of what is free: a card's is its own."""
+    return free_memory(device) // (1 if device.type == "cuda" else ranks.local)
+
+
 def _free_pages(
     config: EngineConfig,
     page_bytes: int,
@@ -91,8 +96,7 @@ def _free_pages(
 ) -> int:
     """Returns how many pages fit into a share of what is free `beside` the largest chunk, less what states take, but
     never more than every running request could fill."""
-    on_cuda = device.type == "cuda"
-    free = free_memory(device) // (1 if on_cuda else ranks.local) - beside
+    free = _free(device, ranks) - beside
     pages_per_context = -(-context_length // config.page_size)
     return ranks.smallest(
         min(

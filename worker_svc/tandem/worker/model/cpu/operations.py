@@ -14,16 +14,16 @@ import torch
 from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import Scores, Segment
-from tandem.worker.model.cpu import native, recurrence
+from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.native import layers
+from tandem.worker.model.cpu.recurrence import CompiledMoves
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.linear import HeadLinear
-from tandem.worker.model.operations import JoinedExperts, Operations, Plan, TorchOperations
+from tandem.worker.model.operations import JoinedExperts, Operations, Plan, StateMoves, TorchOperations
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
-from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.unfinished import FINISHED, Unfinished
 
@@ -80,10 +80,8 @@ class NativeOperations(TorchOperations):
             return layers.gate("gelu_tanh", gate_up, size)
         return super().geglu(gate_up, size)
 
-    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
-        if mixed.device.type == "cpu" and recurrence.serves(rule):
-            return recurrence.recur(rule, layer, mixed.float(), gates.float(), plan).to(mixed.dtype)
-        return super().recur(rule, layer, mixed, gates, plan)
+    def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
+        return CompiledMoves(plan)
 
     def join_heads(self, linear: torch.nn.Module) -> CompiledHeads | None:
         assert isinstance(linear, HeadLinear)

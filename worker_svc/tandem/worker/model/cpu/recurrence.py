@@ -11,7 +11,7 @@ from tandem.worker.model.cpu.native.layers import LANES
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.mamba_rule import MambaRule
-from tandem.worker.model.recurrence import Rule
+from tandem.worker.model.recurrence import Rule, TorchMoves
 from tandem.worker.model.short_convolution import ConvolutionRule
 from tandem.worker.model.states import StatePlan
 
@@ -41,8 +41,16 @@ def serves(rule: Rule) -> bool:
     return isinstance(rule, ConvolutionRule | MambaRule) or (isinstance(rule, DeltaRule) and rows % LANES == 0)
 
 
-def recur(rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
-    """Computes as `recurrence.recur` does, in float32."""
+class CompiledMoves(TorchMoves):
+    """Moves a step's states by compiled code, and by torch where there is none for a rule or for the device."""
+
+    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        if mixed.device.type != "cpu" or not serves(rule):
+            return super().recur(rule, layer, mixed, gates)
+        return _recur(rule, layer, mixed.float(), gates.float(), self.plan).to(mixed.dtype)
+
+
+def _recur(rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
     sizes, cache = rule.sizes, plan.cache
     covered = int(plan.works[:, 3].sum()) == len(mixed)
     out = (torch.empty if covered else torch.zeros)((len(mixed), sizes.size))

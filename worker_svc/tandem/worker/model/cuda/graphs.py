@@ -29,10 +29,14 @@ from tandem.worker.model.cuda.operations import (
     Sizes,
     TritonOperations,
 )
+from tandem.worker.model.cuda.states import KernelMoves, StateArrays
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.paged_plan import cut, divide, page_tables, tables_from
-from tandem.worker.model.runner import MOST_DECODES, ModelRunner, Work, decode_rows, first_rows
+from tandem.worker.model.runner import MOST_DECODES, ModelRunner, Work, decode_rows, first_rows, state_plan
+from tandem.worker.model.states import STATELESS, StateCache
 from tandem.worker.model.transformer import Transformer
+
+STATES_PER_ROW = 2  # tokens that states move by, the new one and one that is repeated; and states that are saved
 
 
 class _Places:
@@ -86,7 +90,7 @@ def _block(sizes: Sizes) -> int:
 class StepInputs:
     """The inputs of a step of up to `rows` tokens behind each of which one is sampled, at fixed addresses."""
 
-    def __init__(self, model: Transformer, cache: KVCache, rows: int) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, states: StateCache | None, rows: int) -> None:
         config, device, operations = model.config, cache.device, model.operations
         assert isinstance(operations, TritonOperations)
         self._operations = operations
@@ -100,6 +104,14 @@ class StepInputs:
             "positions": ((rows,), torch.int64),
             "slots": ((2 * rows,), torch.int64),
         }
+        self._states = states
+        self._room = torch.empty(0)
+        if states is not None:
+            shapes["works"] = ((rows, 9), torch.int32)
+            shapes["saves"] = ((STATES_PER_ROW * rows, 2), torch.int32)
+            shapes["owners"] = ((STATES_PER_ROW * rows,), torch.int32)
+            width = states.shape.sizes.channels + states.shape.sizes.factors
+            self._room = torch.empty((STATES_PER_ROW * rows, width), device=device)
         for kind, lanes in self._lanes.items():
             shapes[f"blocks {kind}"] = ((rows, 6), torch.int32)
             shapes[f"jobs {kind}"] = ((rows + lanes * JOBS_PER_LANE, 4), torch.int32)
@@ -151,6 +163,11 @@ class StepInputs:
             arrays[f"blocks {kind}"][len(divided) : rows] = 0  # no queries and no partials
             arrays[f"jobs {kind}"][: len(jobs)] = jobs
             arrays[f"number {kind}"][0] = len(jobs)
+        if self._states is not None:
+            plan = state_plan(first, work, self._states)
+            for name, lines, rest in (("works", plan.works, 0), ("saves", plan.saves, 0), ("owners", plan.owners, -1)):
+                arrays[name][: len(lines)] = lines
+                arrays[name][len(lines) :] = rest  # no tokens, and nobody's
         self._places.send(tables.size)
 
     def run(self, model: Transformer, cache: KVCache, rows: int) -> torch.Tensor:
@@ -166,8 +183,13 @@ class StepInputs:
             )  # fmt: skip
             plans[kind] = KernelPlan([launch])
         slots = there["slots"][: 2 * rows].view(2, rows)
+        moves = None
+        if self._states is not None:
+            most = STATES_PER_ROW * rows
+            arrays = StateArrays(there["works"][:rows], there["saves"][:most], there["owners"][:most])
+            moves = KernelMoves(arrays, self._states, self._room[:most])
         logits: torch.Tensor = model(
-            there["ids"][:rows], there["positions"][:rows], cache, slots, plans, self._logit_rows[:rows]
+            there["ids"][:rows], there["positions"][:rows], cache, slots, plans, self._logit_rows[:rows], moves
         )
         return logits
 
@@ -175,9 +197,9 @@ class StepInputs:
 class GraphedRunner(ModelRunner):
     """Runs steps of decodes and drafts alone at fixed addresses, and replays them where they were recorded."""
 
-    def __init__(self, model: Transformer, cache: KVCache, most_rows: int) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, most_rows: int, states: StateCache | None = None) -> None:
         """Takes a `model` that computes by TritonOperations. Steps of up to `most_rows` tokens are recorded."""
-        super().__init__(model, cache)
+        super().__init__(model, cache, states)
         self._most = min(most_rows, MOST_DECODES)
         self._rows: list[int] = []
         self._inputs: StepInputs | None = None
@@ -201,7 +223,7 @@ class GraphedRunner(ModelRunner):
         `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
         """
         self._rows = decode_rows(self._most, self.row_multiple)
-        inputs = self._inputs = StepInputs(self.model, self.cache, self._rows[-1])
+        inputs = self._inputs = StepInputs(self.model, self.cache, self.states, self._rows[-1])
         if self.cache.device.type != "cuda":
             return
         self._logits = torch.empty(
@@ -228,7 +250,7 @@ class GraphedRunner(ModelRunner):
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """Does what `ModelRunner.forward` does; logits of a recorded step hold until the next call."""
         lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
-        count = int(lengths.sum())
+        count = self._needed(work, int(lengths.sum()))
         if self._inputs is None or count > self._most or any(len(w.tokens) != w.samples for w in work):
             return super().forward(work, sampled)
         rows = next(rows for rows in self._rows if rows >= count)
@@ -238,3 +260,12 @@ class GraphedRunner(ModelRunner):
             self._graphs[rows].replay()
             return self._logits[:rows]
         return self._inputs.run(self.model, self.cache, rows)
+
+    def _needed(self, work: Sequence[Work], count: int) -> int:
+        """Returns how many rows a recording needs for steps of `count` tokens, so that it also has room for those that
+        states repeat, and for the states that are saved."""
+        if self.states is None:
+            return count
+        repeated = sum(item.position - item.state.position for item in work if item.state.slot != STATELESS)
+        saved = sum(len(item.state.saves) for item in work)
+        return max(count, -(-max(count + repeated, saved) // STATES_PER_ROW))

@@ -36,13 +36,13 @@ from tandem.worker.model.cuda.kernels.store import rotate_and_store
 from tandem.worker.model.cuda.kernels.swiglu import swiglu, swiglu_float8
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT6, INT8, Block, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
+from tandem.worker.model.cuda.states import KernelMoves, StateArrays
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.operations import Plan, TorchOperations
 from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables, tables_from
 from tandem.worker.model.quantization import QuantizedWeight
-from tandem.worker.model.recurrence import Rule, recur
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.unfinished import FINISHED, Unfinished
 
@@ -295,8 +295,9 @@ class TritonOperations:
         pages = cache.keys[layer], cache.values[layer]
         return rotate_and_store(qkv, rotation, *pages, stored, slots, channels, first.bias, first.norms, first.eps)
 
-    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
-        return recur(rule, layer, mixed, gates, plan)  # there is no kernel; the start refuses such models
+    def plan_states(self, plan: StatePlan, device: torch.device) -> KernelMoves:
+        arrays = [each.astype(np.int32) for each in (plan.works, plan.saves, plan.owners)]
+        return KernelMoves(StateArrays(*_to(device, *arrays)), plan.cache)
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return swiglu(gate_up, size)

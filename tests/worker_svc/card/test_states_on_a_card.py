@@ -1,0 +1,114 @@
+"""Models with states on a virtual card: slots, journals and snapshots are there, recorded steps move them, and the
+answers are those of a processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.engine.process.build import BuiltEngine
+from tandem.worker.engine.process.config import BuildError
+from tandem.worker.engine.request import Drafting, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.cuda.graphs import GraphedRunner
+from tandem.worker.model.runner import Work
+from tandem.worker.model.states import StateWork
+from tests.exhaustive import some
+from tests.worker_svc.card.test_engine_on_a_card import (
+    GREEDY,
+    MODEL,
+    Answers,
+    answers,
+    assert_alike,
+    built,
+    read_of_the_ids,
+    some_requests,
+)
+from tests.worker_svc.card.virtual_card import VirtualCard, absent
+
+pytestmark = [
+    pytest.mark.usefixtures("_quick"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card"),
+]
+
+MODELS = {
+    "delta rule": replace(MODEL, recurrence=DeltaNet((0,), 2, 4, 8, 16, 4)),
+    "convolution": replace(MODEL, recurrence=ShortConvolution((0,), 64, 3)),
+    "state space": replace(MODEL, recurrence=Mamba((1,), 4, 16, 2, 8, 4, least_dt=0.1, most_dt=0.9)),
+    "state space beside attention": replace(
+        MODEL, recurrence=Mamba((0, 1), 4, 16, 2, 8, 4, norm="none", multipliers=(0.8, 0.9, 1.3, 1.2, 0.7),
+                                beside_attention=True)
+    ),
+}  # fmt: skip
+NARROW: dict[str, object] = {"kv_cache_tokens": 10 * 8, "state_slots": 8}
+
+
+@pytest.mark.parametrize("kind", some(MODELS, "delta rule"))
+def test_answers_are_those_of_a_processor_though_sequences_are_preempted(kind: str, card: VirtualCard) -> None:
+    fields: dict[str, object] = {"model": MODELS[kind], **NARROW}
+    engine = built(**fields)
+    samplings = GREEDY, Sampling(temperature=0.8, top_p=0.9)
+    card.waits.clear()
+    on_card = answers(engine, some_requests(5, *samplings, output=30))
+    statistics = engine.engine.scheduler.statistics
+    assert statistics.preemptions and statistics.overlapped_steps and card.replays
+    assert all(read_of_the_ids([wait]) for wait in card.waits)
+    with absent():
+        assert_alike(on_card, answers(built("cpu", **fields), some_requests(5, *samplings, output=30)))
+
+
+def next_turns(engine: BuiltEngine) -> Answers:
+    """What is answered to a prompt, and to others that go on where it ends or part from it; with drafts."""
+    found: Answers = {}
+    prompt = list(range(3, 28))
+    for number, tokens in enumerate((prompt, [*prompt, 40, 41], [*prompt[:17], 50], [*prompt[:17], 60, 61])):
+        request = Request.make(number, np.array(tokens), replace(GREEDY, allowed_ids=(5, 6)), Stopping(max_tokens=14))
+        request.drafting = Drafting(4, ngram=1)
+        found |= answers(engine, [request])
+    return found
+
+
+def test_prefixes_are_used_again_from_their_snapshots_and_drafts_change_no_answer(card: VirtualCard) -> None:
+    fields: dict[str, object] = {"model": MODELS["delta rule"], "speculate": "always", "state_slots": 8}
+    engine = built(**fields)
+    on_card = next_turns(engine)
+    statistics = engine.engine.scheduler.statistics
+    assert statistics.state_snapshots and statistics.cached_prompt_tokens >= 24
+    assert statistics.draft_tokens_accepted and card.replays
+    with absent():
+        assert_alike(on_card, next_turns(built("cpu", **fields)))
+
+
+def test_states_take_their_share_of_a_cards_memory(card: VirtualCard) -> None:
+    fields: dict[str, object] = {"model": MODELS["delta rule"], "kv_cache_tokens": 0, "cuda_graphs": False}
+    card.memory = 2_000_000
+    engine = built(**fields, max_running_requests=400, max_batch_tokens=400)
+    assert engine.state_shape is not None
+    assert 0.1 * card.memory < engine.state_shape.bytes < 0.5 * card.memory
+    assert engine.kv_cache_bytes > 0.4 * card.memory and card.most <= card.memory
+    card.forget()
+    card.memory = 1_000_000
+    with pytest.raises(BuildError, match="raise state_slots or kv_cache_fraction"):
+        built(**fields, kv_cache_fraction=0.01)
+
+
+def test_a_step_that_repeats_more_than_a_recording_has_room_for_takes_a_larger_one(card: VirtualCard) -> None:
+    runner = built(model=MODELS["delta rule"], state_slots=8).engine._runner
+    assert isinstance(runner, GraphedRunner)
+
+    def run(*states: StateWork) -> None:
+        position = states[0].commit
+        runner.forward([Work(np.full(1, 3, dtype=np.int32), position, np.arange(2), 1, state=s) for s in states])
+
+    runner.forward([Work(np.arange(3, 11, dtype=np.int32), 0, np.arange(2), 8, state=StateWork(1, 0, 0))])
+    card.launches.clear()
+    replays = card.replays
+    run(StateWork(1, 0, 8))
+    assert card.replays == replays + 1 and not card.launches  # with room for the nine tokens
