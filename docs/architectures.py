@@ -34,8 +34,8 @@ COLUMNS = (
     "Meta's layout",
     "converts to",
     "one call a layer on a CPU",
+    "compared with",
 )
-COLUMNS += ("on a GPU", "compared with")
 HEAD = f"| {' | '.join(COLUMNS)} |\n" + "|---" * len(COLUMNS) + "|\n"
 SIZES = {"vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
 SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6}
@@ -58,7 +58,6 @@ def rows() -> Iterator[str]:
             "yes" if each.name in META else "no",
             ", ".join(written),
             called(models[each.name]),
-            "refused with latents" if each.latents else "yes",
             f"transformers, {cases[each.class_name]} shapes",
         )
         yield f"| {' | '.join(columns)} |\n"

@@ -10,7 +10,11 @@ import pytest
 
 
 def some(cases: Iterable[Any], *ordinary: Any) -> list[Any]:
-    """Parameters of a test, of which the suite has the ordinary ones alone."""
+    """Parameters of a test, of which the suite has the ordinary ones alone; a tuple is several parameters."""
     cases = list(cases)
     assert set(ordinary) <= set(cases)
-    return [case if case in ordinary else pytest.param(case, marks=pytest.mark.exhaustive) for case in cases]
+
+    def left_out(case: Any) -> Any:
+        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.exhaustive)
+
+    return [case if case in ordinary else left_out(case) for case in cases]

@@ -180,13 +180,43 @@ def _store(a: Any, grid: Grid) -> None:
     a.q_out.copy_(q)
     if alone:
         return
-    page, place = a.slots.view(2, a.rows)
-    assert int(page.min()) >= 0 and int(page.max()) < len(a.k_numbers), "stores outside of the pages"
-    assert int(place.min()) >= 0 and int(place.max()) < a.PAGE == a.k_numbers.shape[2], "stores outside of a page"
+    page, place = _slots(a, a.k_numbers)
     for kind, x in (("k", k), ("v", v.float())):
         parts = _parts(a, kind)
         for part, numbers in zip(parts, _format(a, parts[0]).encode(x), strict=True):
             part[page, :, place] = numbers.to(part.dtype)
+
+
+def _slots(a: Any, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The page of each row and its place there."""
+    page, place = a.slots.view(2, a.rows)
+    assert int(page.min()) >= 0 and int(page.max()) < len(numbers), "stores outside of the pages"
+    assert int(place.min()) >= 0 and int(place.max()) < a.PAGE == numbers.shape[2], "stores outside of a page"
+    return page, place
+
+
+def _store_latents(a: Any, grid: Grid) -> None:
+    assert grid == (-(-a.rows // a.ROWS), a.HEADS + 1) and a.slots.numel() == 2 * a.rows
+    assert a.latent.shape == (a.rows, a.D) and a.absorbed.shape == (a.rows, a.HEADS, a.RANK)
+    assert a.queries.shape == (a.rows, a.HEADS, a.QUERY) and a.cos.shape == a.sin.shape == (a.rows, 1, a.D - a.RANK)
+    wide = a.latent[:, : a.RANK].float()
+    normed = wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * a.weight.float()
+    turned = rotate(a.latent[:, None, a.RANK :], a.cos, a.sin)
+    made = torch.cat((normed.to(a.latent.dtype)[:, None], turned), -1).float()
+    looking = torch.cat((a.absorbed, rotate(a.queries[..., a.RANK - a.D :], a.cos, a.sin)), -1).float()
+    if a.CHANNELS:
+        looking, made = looking * a.scale, (made - a.mean) / a.scale
+    a.out.copy_(looking)
+    page, place = _slots(a, a.numbers)
+    parts = (a.numbers, a.constants) if a.FORMAT in CODES.values() else (a.numbers,)
+    for part, numbers in zip(parts, _format(a, a.numbers).encode(made), strict=True):
+        part[page, :, place] = numbers.to(part.dtype)
+
+
+def _head_product(a: Any, grid: Grid) -> None:
+    assert grid == (-(-a.rows // a.M), -(-a.outputs // a.N), a.HEADS) and a.x.shape == (a.rows, a.HEADS, a.columns)
+    assert a.w.shape == (a.HEADS, a.outputs, a.columns) and (a.row_stride, a.head_stride) == a.x.stride()[:2]
+    a.out.copy_(torch.einsum("nhi,hoi->nho", a.x.float(), a.w.float()))
 
 
 def _softmax(
@@ -195,26 +225,28 @@ def _softmax(
     """The softmax in progress of a block over the keys `first` to `end`: m, l, o by line; and where its lines are."""
     row, count, position, table = block[:4]
     assert count > 0 and count * a.GROUP <= a.M and row + count <= len(a.q), "queries that are not there"
+    assert a.q.shape[1] == a.HEADS <= a.KV_HEADS * a.GROUP and a.out.shape[2] == (a.LATENT or a.D)
+    stored_head = 0 if a.LATENT else kv_head
     pages = a.tables.view(-1)[table + first // a.PAGE : table + -(-end // a.PAGE)]
     assert len(pages) == -(-end // a.PAGE) - first // a.PAGE and int(pages.max()) < len(a.k_numbers) - 1
     tokens = torch.arange(first, end)
     keys, values = (
-        stored.decode(tuple(part[pages.long(), kv_head] for part in parts), torch.empty(len(pages), a.PAGE, a.D)).view(
-            -1, a.D
-        )[first % a.PAGE :][: len(tokens)]
+        stored.decode(
+            tuple(part[pages.long(), stored_head] for part in parts), torch.empty(len(pages), a.PAGE, a.D)
+        ).view(-1, a.D)[first % a.PAGE :][: len(tokens)]
         for parts in (_parts(a, "k"), _parts(a, "v"))
         for stored in (_format(a, parts[0]),)
     )
     heads = slice(kv_head * a.GROUP, (kv_head + 1) * a.GROUP)
     q = a.q[row : row + count, heads].float().reshape(-1, a.D)
-    at = (position + torch.arange(count)).repeat_interleave(a.GROUP)[:, None]
+    at = (position + torch.arange(count)).repeat_interleave(len(q) // count)[:, None]
     scores = q @ keys.T * a.scale
     if a.CAP:
         scores = a.CAP * (scores * math.log(2) / a.CAP).tanh() / math.log(2)
     scores.masked_fill_((tokens > at) | ((tokens < oldest_seen(at, window)) if window else False), NOTHING)
     m = scores.amax(-1)
     weights = torch.exp2(scores - m.masked_fill(m == NOTHING, 0)[:, None])
-    return m, weights.sum(-1), weights @ values, a.out[row : row + count, heads]
+    return m, weights.sum(-1), weights @ values[:, : a.out.shape[2]], a.out[row : row + count, heads]
 
 
 def _finish(a: Any, kv_head: int, out: torch.Tensor, m: torch.Tensor, l: torch.Tensor, o: torch.Tensor) -> None:
@@ -249,13 +281,11 @@ def _merge(a: Any, divided: set[int]) -> None:
         row, count, _, _, first, partials = a.blocks[which].tolist()
         assert partials > 0 and first + partials <= len(a.partial_m)
         for kv_head in range(a.KV_HEADS):
-            of = (slice(first, first + partials), kv_head, slice(count * a.GROUP))
+            out = a.out[row : row + count, kv_head * a.GROUP : (kv_head + 1) * a.GROUP]
+            of = (slice(first, first + partials), kv_head, slice(count * out.shape[1]))
             m, l, o = a.partial_m[of], a.partial_l[of], a.partial_o[of]
             fade = torch.exp2(m - m.amax(0))
-            _finish(
-                a, kv_head, a.out[row : row + count, kv_head * a.GROUP : (kv_head + 1) * a.GROUP],
-                m.amax(0), (l * fade).sum(0), (o * fade[..., None]).sum(0),
-            )  # fmt: skip
+            _finish(a, kv_head, out, m.amax(0), (l * fade).sum(0), (o * fade[..., None]).sum(0))
 
 
 def _prefill(a: Any, grid: Grid) -> None:
@@ -344,7 +374,8 @@ def _route(a: Any, grid: Grid) -> None:
     shares, chosen = choose(
         a.logits, a.bias if a.BIASED else None,
         Experts(
-            a.experts, a.PER_ROW, 1, a.NORMALIZED, (), score, a.BIASED, a.GROUPS, a.GROUPS_PER_ROW, a.scale, a.jitter
+            a.experts, a.PER_ROW, 1, a.NORMALIZED, (), score, a.BIASED, a.GROUPS, a.GROUPS_PER_ROW, a.scale, a.jitter,
+            best_of_group=a.BEST,
         ),
         a.weights if a.WEIGHED else None,
     )  # fmt: skip
@@ -451,6 +482,7 @@ KERNELS: dict[str, Callable[[Any, Grid], None]] = {
     each.__name__: each
     for each in (
         _add_norm, _swiglu, _swiglu_float8, _survey, _decide, _add_at, _store, _attend, _prefill,
+        _store_latents, _head_product,
         _quantized_product,
         _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _words_product,
         _int8_expert_product, _words_expert_product,

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.engine.guides.guide import Guide
@@ -116,14 +117,18 @@ def assert_alike(one: Answers, other: Answers) -> None:
             assert logprob == pytest.approx(other_logprob, abs=1e-4, nan_ok=True)
 
 
-@pytest.mark.parametrize("reproducible", MODES)
-def test_answers_are_those_of_a_processor(reproducible: bool, card: VirtualCard) -> None:
-    engine = built(reproducible=reproducible, kv_cache_tokens=12 * 8)
+BOTH_MODES = [("usual", True), ("usual", False), ("latents", False), ("latents", True)]
+
+
+@pytest.mark.parametrize(("kind", "reproducible"), some(BOTH_MODES, *BOTH_MODES[:3]))
+def test_answers_are_those_of_a_processor(kind: str, reproducible: bool, card: VirtualCard) -> None:
+    model = MODELS.get(kind, MODEL)
+    engine = built(model=model, reproducible=reproducible, kv_cache_tokens=12 * 8)
     samplings = GREEDY, Sampling(temperature=0.8)
     on_card = answers(engine, some_requests(8, *samplings, output=39))
     statistics = engine.engine.scheduler.statistics
     assert statistics.preemptions and statistics.overlapped_steps and card.replays
-    assert_alike(on_card, on_processor(some_requests(8, *samplings, output=39)))
+    assert_alike(on_card, on_processor(some_requests(8, *samplings, output=39), model=model))
 
 
 ORDINARY = (  # of it, nothing waits
@@ -361,6 +366,10 @@ def test_masks_of_grammars_and_of_stops_come_along(card: VirtualCard) -> None:
 
 
 MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+LATENTS = Latents(rank=24, rotated=8, unrotated=12, value=10, query_rank=16)
+OVER_LATENTS: dict[str, object] = {
+    "latents": LATENTS, "num_kv_heads": 1, "head_dim": LATENTS.size, "rotary_dim": LATENTS.rotated
+}  # fmt: skip
 MODELS = {
     "windows": replace(MODEL, windows=(0, 9)),
     "biases and norms": replace(MODEL, qkv_bias=True, output_bias=True, qk_norm="head"),
@@ -404,6 +413,7 @@ MODELS = {
         query_growth=QueryGrowth(0.5, 8, 1, True),
         experts=Experts(4, 1, 32, False, (1,), "sigmoid", shared_size=32, weighs_input=True),
     ),
+    "latents": replace(MODEL, num_heads=5, **OVER_LATENTS),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
     "experts in groups, a shared one": replace(
         MODEL, experts=Experts(4, 2, 32, False, (), "sigmoid", True, 2, 2, 1.5, shared_size=16, shared_router=True)
@@ -445,6 +455,8 @@ def test_experts_that_cannot_be_joined_are_computed_one_after_the_other(
 
 FEW_BITS: dict[str, dict[str, object]] = {
     **{f"pages of {name}": {"kv_cache_dtype": name} for name in ("fp8", "int8", "int6", "int4")},
+    **{f"latents in {name}": {"kv_cache_dtype": name, "kind": "latents"} for name in ("fp8", "int8", "int6", "int4")},
+    "latents, int4": {"quantize": "int4", "dtype": "bfloat16", "reproducible": True, "kind": "latents"},
     **{
         f"{name}{', reproducible' * same}": {"quantize": name, "dtype": "bfloat16", "reproducible": same}
         for name in ("int8", "int4", "fp8")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton")
@@ -14,12 +12,11 @@ from triton.runtime.errors import OutOfResources
 
 from tandem.worker.checkpoints.grouped import Float8Rows, to_float8
 from tandem.worker.engine.process import build
-from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.config import BuildError
 from tandem.worker.model.cuda.products import same_bits
 from tandem.worker.model.float8 import Float8Weight
 from tests.worker_svc.card.test_engine_on_a_card import GREEDY, answers, built, checkpoint, some_requests
 from tests.worker_svc.card.virtual_card import DEVICE, VirtualCard
-from tests.worker_svc.model.test_architectures import DEEPSEEK_V3, saved
 
 pytestmark = [
     pytest.mark.usefixtures("_quick"),
@@ -56,13 +53,6 @@ def test_what_does_not_fit_is_refused_with_what_to_do(
     card.memory = memory
     with pytest.raises(BuildError, match=rf"too small for {what}.*{advice}"):
         built(**options)
-
-
-@pytest.mark.usefixtures("card")
-def test_attention_that_has_no_kernel_is_refused_by_name(tmp_path: Path) -> None:
-    saved("DeepseekV3", tmp_path, **DEEPSEEK_V3)
-    with pytest.raises(BuildError, match=r"the attention over latents in .* has no kernel for GPUs yet"):
-        build.build_engine(EngineConfig(model=str(tmp_path), device="cuda", dtype="float32", threads=1))
 
 
 def test_a_card_that_is_too_old_is_refused_in_one_line(card: VirtualCard) -> None:

@@ -316,11 +316,6 @@ class Architecture:
         """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
         return self.norms_from_one and not self.hybrid
 
-    @property
-    def has_states(self) -> bool:
-        """Tells whether some layers of such models have states instead of attention."""
-        return self.hybrid or any(name.startswith(("mamba.", "short_convolution.")) for name in self.layer_names)
-
     def our_name(self, stored: str) -> str | None:
         """Returns the name by which we know a tensor of a file; None if it is of heads that predict several tokens."""
         if stored.startswith("mtp."):

@@ -12,7 +12,6 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.linear import Bias, HeadLinear, Linear, Rows
 from tandem.worker.model.norms import RMSNorm
 from tandem.worker.model.operations import Operations
-from tandem.worker.model.rope import Rotation, rotate
 
 Part = tuple[Linear | RMSNorm | Bias, int]  # a module's weight, from one of its rows on
 
@@ -20,7 +19,7 @@ Part = tuple[Linear | RMSNorm | Bias, int]  # a module's weight, from one of its
 class LatentProjections(torch.nn.Module):
     """The matrices of a layer before and behind attention, but for the output's."""
 
-    __call__: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    __call__: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
     def __init__(self, config: ModelConfig, latents: Latents, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
@@ -37,20 +36,16 @@ class LatentProjections(torch.nn.Module):
         self.key_up = HeadLinear(heads, latents.unrotated, latents.rank, dtype)
         self.value_up = HeadLinear(heads, latents.rank, latents.value, dtype)
 
-    def forward(self, normed: Rows, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns of rows `[N, hidden]` the queries `[N, heads, size]` that look at latents, and their latents
-        `[N, 1, size]`."""
+    def forward(self, normed: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns of rows `[N, hidden]` their latents `[N, size]`, neither normed nor rotated, their queries
+        `[N, heads, query]`, and what these without their rotated part became, `[N, heads, rank]`."""
         sizes = self._sizes
         from_: Rows = normed
         if self.query_latent is not None and self.query_norm is not None:
             from_ = self.query_norm(self.query_latent(normed))
         queries = self.query(from_).view(-1, self._heads, sizes.query)
-        latent = self.latent(normed)
-        kept = self.latent_norm(latent[:, : sizes.rank].contiguous())
-        turned = rotate(latent[:, sizes.rank :].unsqueeze(1), *rotation)
-        looking = self.key_up(queries[..., : sizes.unrotated]).view(-1, self._heads, sizes.rank)
-        looking = torch.cat((looking, rotate(queries[..., sizes.unrotated :], *rotation)), dim=-1)
-        return looking, torch.cat((kept.unsqueeze(1), turned), dim=-1)
+        absorbed = self.key_up(queries[..., : sizes.unrotated]).view(-1, self._heads, sizes.rank)
+        return self.latent(normed), queries, absorbed
 
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Returns the heads' answers `[N, heads * value]` of their sums of latents `[N, heads, rank]`."""

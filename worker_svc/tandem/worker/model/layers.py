@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import Mamba
 from tandem.worker.model.attention import Scores
@@ -62,9 +63,11 @@ class LatentLayer(Layer):
 
     def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
         cache, layer = step.cache, self._index
-        queries, latents = self.projections(normed, step.rotations[self._rope])
-        cache.write(layer, step.slots, latents, None)
-        queries = cache.scale_queries(layer, queries)
+        latent, queries, absorbed = self.projections(normed)
+        norm = self.projections.latent_norm.weight, NORM_EPS
+        queries = self._operations.store_latents(
+            latent, norm, queries, absorbed, step.rotations[self._rope], cache, layer, step.slots
+        )
         pages = cache.keys[layer]
         attended = step.plans[self._attention].attend(pages, pages, queries, self._scores)
         return self.projections.values(cache.values_of(layer, attended))

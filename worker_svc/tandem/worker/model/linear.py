@@ -228,7 +228,7 @@ class HeadLinear(Linear):
 
     def __init__(self, heads: int, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         super().__init__(in_features, heads * out_features, dtype)
-        self.weight_rows = out_features
+        self.weight_rows, self.dtype = out_features, dtype
         self.joined: Callable[[torch.Tensor], torch.Tensor] | None = None  # computes all heads together
 
     def without_bias(self, x: Rows) -> torch.Tensor:
@@ -238,6 +238,11 @@ class HeadLinear(Linear):
             return self.joined(x)
         rows = x.transpose(0, 1).contiguous()
         return torch.cat([weight(each) for weight, each in zip(self.weights, rows, strict=True)], dim=1)
+
+    @property
+    def row_multiple(self) -> int:
+        """See `Linear.row_multiple`. What took the matrices over has kernels that compute a row alone."""
+        return super().row_multiple if len(self.weights) else 1
 
 
 def rearranges(numbers: int, device: torch.device, dtype: torch.dtype) -> bool:

@@ -125,6 +125,27 @@ class Operations(Protocol):
         """
         ...
 
+    def store_latents(
+        self,
+        latent: torch.Tensor,
+        norm: tuple[torch.Tensor, float],
+        queries: torch.Tensor,
+        absorbed: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Stores latents (`checkpoints/latents.py`) and returns the queries `[N, heads, size]` that look at them.
+
+        latent: `[N, size]`, of which the first `rank` are normed by a weight `[rank]` and an epsilon, and the others
+            rotated.
+        queries: `[N, heads, query]`, whose last `size - rank` numbers are rotated, behind `absorbed`
+            `[N, heads, rank]`, what their others became.
+        rotation, slots: as `rotate_and_store` has them.
+        """
+        ...
+
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         """Computes `silu(gate) * up` of `[N, 2 size]` in float32."""
         ...
@@ -197,6 +218,24 @@ class TorchOperations:
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
         cache.write(layer, slots, qk[:, heads:], qkv[:, heads + kv_heads :])
         return cache.scale_queries(layer, qk[:, :heads])
+
+    def store_latents(
+        self,
+        latent: torch.Tensor,
+        norm: tuple[torch.Tensor, float],
+        queries: torch.Tensor,
+        absorbed: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        rank = absorbed.shape[-1]
+        kept = self.add_norm(latent[:, :rank].contiguous(), None, *norm)
+        turned = rotate(latent[:, rank:].unsqueeze(1), *rotation)
+        cache.write(layer, slots, torch.cat((kept.unsqueeze(1), turned), dim=-1), None)
+        behind = rotate(queries[..., -turned.shape[-1] :], *rotation)
+        return cache.scale_queries(layer, torch.cat((absorbed, behind), dim=-1))
 
     def finish(self, qkv: torch.Tensor, heads: int, kv_heads: int, first: Unfinished) -> None:
         """Does in `qkv` `[N, heads + 2 kv_heads, head_dim]` what comes first."""

@@ -3,7 +3,7 @@ and one without dependent launches those that look ahead; prints a JSON line for
 takes half of the time.
 
 Run as a program: `compile_for_cards.py [8.6 ...]`; for these, or all with `--all`, also products, those of experts too,
-and layers with states.
+layers with states, and latents.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ def dependents(card: Card) -> None:
 
 def products(card: Card) -> None:
     """Our products with matrices of floats, and those of experts: with many rows in the one mode, with few in the
-    other; and layers with states."""
+    other; layers with states, and attention over latents as DeepSeek has it."""
     bf16 = torch.bfloat16
     x, matrix = torch.zeros(1, 512, dtype=bf16), torch.zeros(512, 512, dtype=bf16)
     kinds: list[Quantization | None] = [None, Quantization(4, 64)]
     for same, tokens in ((True, 4096), (False, 1)):
         (same_bits if same else few_rows)(x, matrix)
+        compiling.latents(compiling.Case(bf16, Plain(bf16), 576, 64, 0, same, 128, 1, 512))
         compiling.experts(compiling.Case(bf16, Plain(bf16), 128, 64, 0, same), kinds, tokens)
     compiling.states(bf16, everything="--all" in sys.argv)
 

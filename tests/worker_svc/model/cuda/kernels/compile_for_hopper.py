@@ -45,7 +45,7 @@ from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import FEW_BITS, Int8, KVFormat, Plain
-from tandem.worker.model.linear import Linear, PlainWeight
+from tandem.worker.model.linear import HeadLinear, Linear, PlainWeight
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.quantization import quantize
@@ -89,6 +89,7 @@ class Case(NamedTuple):
     reproducible: bool
     heads: int = 32
     kv_heads: int = 8
+    latent: int = 0  # of its numbers, what is the value too
 
     def describe(self) -> dict[str, Any]:
         return self._asdict() | {"dtype": str(self.dtype).removeprefix("torch."), "stored": self.stored.name}
@@ -111,6 +112,11 @@ def cases(everything: bool) -> Iterator[Case]:
                 yield Case(torch.float32, Plain(torch.float32), head_dim, 64, 0, same, heads, kv_heads)
             for stored in FEW_BITS:
                 yield Case(torch.float32, stored, 128, 64, 0, same)
+            for stored in (Plain(bf16), *FEW_BITS):
+                yield Case(bf16, stored, 576, 64, 0, same, 128, 1, 512)
+            for stored in (Plain(torch.float32), *FEW_BITS):
+                yield Case(torch.float32, stored, 576, 64, 0, same, 16, 1, 512)
+            yield Case(bf16, Plain(bf16), 288, 16, 0, same, 40, 1, 256)
         elif same:
             yield Case(bf16, Int8(), 128, 64, 0, same)
         yield Case(bf16, Plain(bf16), 128, 64, 0, same)
@@ -140,6 +146,34 @@ def attend(case: Case, everything: bool) -> None:
     kind = AttentionKind(case.window, shape.heads[0])
     for some in (segments[:1], segments):
         operations.plan(some, cache, case.heads, kind).attend(cache.keys[0], cache.values[0], q, scores)
+
+
+def latents(case: Case) -> None:
+    """Attention over latents and what stands around it, with queries and values of 128 numbers."""
+    same, dtype, rank = case.reproducible, case.dtype, case.latent
+    operations = TritonOperations(264, reproducible=same, float32=dtype == torch.float32)
+    operations.float32_rows = FLOAT32_ROWS
+    pages = 4096 // case.page_size
+    shape = CacheShape((KVHeads(1, case.head_dim, rank),), pages, case.page_size, case.stored)
+    channels = [KeyChannels(*torch.zeros(2, 1, case.head_dim))] if case.stored.normalizes_keys else None
+    cache, held = KVCache(shape, "cpu", channels), np.arange(pages)
+    segments = [Segment(0, 1, 4000, held), Segment(1, 200, 300, held)]
+    rotated = case.head_dim - rank
+    latent, weight = torch.zeros(201, case.head_dim, dtype=dtype), torch.zeros(rank, dtype=dtype)
+    projected = torch.zeros(201, case.heads, 128 + rotated, dtype=dtype)
+    rotation = (torch.zeros(201, 1, rotated), torch.zeros(201, 1, rotated))
+    of_queries, of_values = (HeadLinear(case.heads, *sizes, dtype) for sizes in ((128, rank), (rank, 128)))
+    for heads in (of_queries, of_values):
+        matrix = torch.zeros(heads.weight_rows, heads.in_features, dtype=dtype)
+        heads.weights.extend([PlainWeight(matrix)] * case.heads)
+        heads.joined = operations.join_heads(heads)
+    absorbed = of_queries(projected[..., :128]).view(201, case.heads, rank)
+    slots = torch.zeros(2, 201, dtype=torch.int64)
+    q = operations.store_latents(latent, (weight, 1e-6), projected, absorbed, rotation, cache, 0, slots)
+    kind = AttentionKind(0, shape.heads[0])
+    for some in ([segments[0]], segments):
+        plan = operations.plan(some, cache, case.heads, kind)
+        of_values(plan.attend(cache.keys[0], cache.values[0], q, Scores(1.0)))
 
 
 def experts(case: Case, kinds: Sequence[Quantization | None], *numbers_of_tokens: int) -> None:
@@ -298,7 +332,10 @@ def main() -> None:
         with patch.object(
             JITFunction, "__getitem__", lambda kernel, grid, into=compiled: compile_only(kernel, grid, into)
         ):
-            attend(case, everything)
+            if case.latent:
+                latents(case)
+            else:
+                attend(case, everything)
             if case.head_dim == 128 and case.stored.name == "bfloat16":
                 other_kernels(case, everything)
         for made in compiled.values():

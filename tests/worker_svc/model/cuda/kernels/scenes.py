@@ -27,7 +27,7 @@ class Scene:
     lengths: Sequence[int]
     pages: list[np.ndarray]
     q: torch.Tensor  # [sum of lengths, heads, head_dim]
-    qkv: torch.Tensor
+    qkv: torch.Tensor  # over latents, of one head that is key and value
     rotation: tuple[torch.Tensor, torch.Tensor]
     slots: torch.Tensor
 
@@ -42,12 +42,13 @@ class Scene:
         page_size: int = 16,
         dtype: torch.dtype = torch.float32,
         channels: bool = False,
+        latent: int = 0,
         seed: int = 0,
     ) -> Scene:
         generator = np.random.default_rng(seed)
         torch.manual_seed(seed)
         counts = [-(-length // page_size) for length in lengths]
-        shape = CacheShape((KVHeads(kv_heads, head_dim),), sum(counts) + 5, page_size, stored)
+        shape = CacheShape((KVHeads(kv_heads, head_dim, latent),), sum(counts) + 5, page_size, stored)
         normalized = None
         if channels:
             normalized = [
@@ -63,11 +64,14 @@ class Scene:
             place = np.arange(length)
             slots.append(np.stack([own[place // page_size], place % page_size]))
         rows = sum(lengths)
-        qkv = torch.randn(rows, heads + 2 * kv_heads, head_dim).to(dtype).to(DEVICE)
+        there = torch.from_numpy(np.concatenate(slots, 1)).to(DEVICE)
+        qkv = torch.randn(rows, heads + (1 if latent else 2 * kv_heads), head_dim).to(dtype).to(DEVICE)
         angle = torch.rand(rows, 1, head_dim // 2, device=DEVICE) * 6
         rotation = torch.cat([angle.cos()] * 2, -1), torch.cat([-angle.sin(), angle.sin()], -1)
-        there = torch.from_numpy(np.concatenate(slots, 1)).to(DEVICE)
         scene = Scene(cache, heads, lengths, pages, qkv[:, :heads].contiguous(), qkv, rotation, there)
+        if latent:
+            cache.write(0, there, qkv[:, heads:], None)
+            return scene
         scene.q = TorchOperations().rotate_and_store(qkv.clone(), rotation, cache, 0, there).contiguous()
         return scene
 
@@ -115,7 +119,7 @@ class Scene:
         shape = self.cache.shape
         out = attention(
             q, self.cache.keys[0], self.cache.values[0], shape.format, segments, self.scale, window, cap, sinks
-        )
+        )[..., : shape.heads[0].latent or q.shape[-1]]
         return [out[s.row : s.row + s.length] for s in segments]
 
 

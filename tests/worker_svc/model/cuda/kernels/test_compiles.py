@@ -68,5 +68,6 @@ def test_every_card_that_is_served_takes_what_it_is_given(
         if with_products in ("--all", ".".join(map(str, card["capability"]))):
             assert card["shared"].keys() >= {"_product", "_expert_product", "_words_expert_product", "_arrange"}
             assert card["shared"].keys() >= {"_enter", "_recur", "_leave", "_keep", "_gated_convolution"}
+            assert card["shared"].keys() >= {"_store_latents", "_head_product"}
         assert max(card["shared"].values()) <= card["room"], card
         assert card["shared"]["_attend"] > 64 << 10, "tiles are on their way while one is multiplied"

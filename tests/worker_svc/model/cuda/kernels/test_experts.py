@@ -151,7 +151,9 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
 
 ROUTERS = [
     QWEN, SHARED, GEMMA4, Experts(100, 8, 8, True), Experts(24, 4, 8, True, (), "sigmoid", True, 4, 2, 2.5),
-    Experts(12, 3, 8, False, groups=3, groups_per_token=2), Experts(16, 2, 8, True, score="mixer", jitter=0.1),
+    Experts(12, 3, 8, False, groups=3, groups_per_token=2),
+    Experts(24, 3, 8, False, groups=4, groups_per_token=2, best_of_group=1),
+    Experts(16, 2, 8, True, score="mixer", jitter=0.1),
 ]  # fmt: skip
 
 

@@ -105,7 +105,6 @@ def build_engine(
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
-    _require_kernels(served, config.model, device)
     require_kv_format(config.kv_cache_dtype, device, served)
     model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
     shape, draft_shape, state_shape = cache_shapes(config, model, draft, dtype, device, ranks)
@@ -154,14 +153,6 @@ def _prepare(config: EngineConfig, ranks: Ranks) -> tuple[int, torch.device]:
     if device.type == "cuda":
         cuda_device.prepare(device, reproducible=config.reproducible)
     return threads, device
-
-
-def _require_kernels(model: ModelConfig, path: str, device: torch.device) -> None:
-    """Raises BuildError for a model that has parts without kernels on its device."""
-    if device.type != "cuda":
-        return
-    if model.latents is not None:
-        raise BuildError(f"the attention over latents in {path} has no kernel for GPUs yet; set device to cpu")
 
 
 def _load(
@@ -244,7 +235,6 @@ def _draft_model(
             f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
             f"the model in {config.model} one of {large.vocab_size}; they must be the same"
         )
-    _require_kernels(checkpoint.config, config.draft_model, device)
     if checkpoint.config.recurrence is not None:
         raise BuildError(f"draft_model {config.draft_model} has layers with states; all of its must have attention")
     with fitting("the draft model's weights", "serve without draft_model"):

@@ -67,6 +67,8 @@ class FlashInfer:
             return f"{self.name} is not given a cache of {cache.shape.format.name}"
         if kind.window < 0:
             return f"{self.name} is not given attention in chunks"
+        if kind.heads.latent:
+            return f"{self.name} is not given attention over latents"
         if kind.heads.size not in _HEAD_DIMS:
             return f"{self.name} has no heads of {kind.heads.size} numbers"
         return self.refused

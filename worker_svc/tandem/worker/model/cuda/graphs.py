@@ -120,7 +120,7 @@ class StepInputs:
         self._places = _Places(shapes, device)
         self._partials = {
             kind.heads: Partials.empty(
-                self._lanes[kind] * JOBS_PER_LANE, sizes.kv_heads, _block(sizes) * sizes.group, sizes.stored.head_dim,
+                self._lanes[kind] * JOBS_PER_LANE, sizes.kv_heads, _block(sizes) * sizes.group, sizes.stored.value,
                 device,
             )
             for kind, sizes in self._sizes.items()
@@ -181,7 +181,7 @@ class StepInputs:
                 max(_block(sizes), self._operations.queries(sizes, 1)), self._operations.split, kind.window,
                 self._operations.programs_for(sizes),
             )  # fmt: skip
-            plans[kind] = KernelPlan([launch])
+            plans[kind] = KernelPlan([launch], sizes.stored.value)
         slots = there["slots"][: 2 * rows].view(2, rows)
         moves = None
         if self._states is not None:

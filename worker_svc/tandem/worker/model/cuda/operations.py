@@ -22,8 +22,10 @@ from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts
 from tandem.worker.model.cuda.flash_infer import FlashInfer, FlashInferLaunch, Launch
+from tandem.worker.model.cuda.heads import JoinedHeads
 from tandem.worker.model.cuda.kernels.add_norm import add_norm, add_norm_float8
 from tandem.worker.model.cuda.kernels.card import HOPPER, Card, card_of
+from tandem.worker.model.cuda.kernels.latents import store_latents
 from tandem.worker.model.cuda.kernels.paged_attention import (
     IN_FLIGHT,
     PagedWork,
@@ -40,6 +42,7 @@ from tandem.worker.model.cuda.states import KernelMoves, StateArrays
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
+from tandem.worker.model.linear import HeadLinear
 from tandem.worker.model.operations import Plan, TorchOperations
 from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables, tables_from
 from tandem.worker.model.quantization import QuantizedWeight
@@ -50,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 SPLIT = 256  # tokens
 VERIFIED = 16  # queries in a row that are still treated like decodes
+RESULT = 64 * 256  # numbers of a block's result, of which a program's registers hold two
 BLOCK_ROWS = 64  # of the matrix of a block, a row a query and head: what Hopper's matrix units take
 FLOAT32_ROWS = 16  # the same in float32, which has no matrix unit: more rows would not fit into registers
 PREFILL_ROWS = 128
@@ -62,12 +66,14 @@ class Sizes:
     """The sizes of a cache and a model that determine how attention is laid out."""
 
     stored: Stored
-    kv_heads: int
-    group: int  # heads that share a kv head
+    kv_heads: int  # groups of heads; over latents several share the one that is stored
+    group: int  # heads of a group
     page_size: int
     float32: bool  # what queries are, whatever is stored
     number_bytes: int
     converted: bool  # to float32, what is stored
+    rows: int  # of the matrix of a block, at most
+    shared: int  # bytes of shared memory that a program may have
 
     @property
     def tile(self) -> int:
@@ -75,6 +81,8 @@ class Sizes:
         with what they are put together from."""
         if self.converted:
             return 16
+        if self.stored.latent:  # of which two should be there at a time, beside the queries
+            return 32 if self.block(self.rows, 32).shared(4) <= self.shared else 16
         return 64 if self.stored.padded <= (64 if self.stored.format == INT6.value else 128) else 32
 
     @property
@@ -88,7 +96,7 @@ class Sizes:
 
     def block(self, rows: int, tile: int) -> Block:
         """Returns what a program with so many rows holds."""
-        return Block(rows, 4 if self.float32 else 2, tile, self.number_bytes, self.stored.padded)
+        return Block.of(self.stored, rows, 4 if self.float32 else 2, tile, self.number_bytes)
 
 
 @dataclass(slots=True)
@@ -106,7 +114,8 @@ class PagedLaunch:
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scores: Scores) -> None:
         paged_attention(
             q, out, keys, values, self.sizes.stored, self.work, self.partials, scores,
-            queries=self.queries, split=self.split, tile=self.sizes.tile, window=self.window, programs=self.programs,
+            group=self.sizes.group, queries=self.queries, split=self.split, tile=self.sizes.tile, window=self.window,
+            programs=self.programs,
         )  # fmt: skip
 
 
@@ -124,7 +133,7 @@ class PrefillLaunch:
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scores: Scores) -> None:
         prefill_attention(
             q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scores,
-            rows=self.rows, tile=self.tile, window=self.window,
+            group=self.sizes.group, rows=self.rows, tile=self.tile, window=self.window,
         )  # fmt: skip
 
 
@@ -136,12 +145,13 @@ class KernelPlan:
     """
 
     launches: Sequence[Launch]
+    value: int  # numbers of a value
     _out: torch.Tensor | None = None
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
-        out = self._out
-        if out is None or out.shape != q.shape:
-            out = self._out = torch.zeros_like(q)
+        out, shape = self._out, (*q.shape[:2], self.value)
+        if out is None or out.shape != shape:
+            out = self._out = q.new_zeros(shape)
         for launch in self.launches:
             launch.attend(keys, values, q, out, scores)
         return out
@@ -203,6 +213,8 @@ class TritonOperations:
     def prefill_block(self, sizes: Sizes) -> Block:
         """Returns the block of a prefill: with smaller tiles, and then fewer rows, where they would not fit."""
         rows, tile = (self.float32_rows if sizes.float32 else PREFILL_ROWS), sizes.prefill_tile
+        if sizes.stored.latent:  # of whose tiles a program with more rows would still find room
+            rows = min(rows, 2 * sizes.rows)
         while sizes.block(rows, tile).shared(4) > self.card.shared and rows > 16:
             if tile > sizes.tile:
                 tile //= 2
@@ -213,18 +225,19 @@ class TritonOperations:
     def sizes(self, cache: KVCache, num_heads: int, heads: KVHeads) -> Sizes:
         """Returns the sizes of layers with so many heads for queries, and of keys and values."""
         shape = cache.shape
-        stored, float32 = Stored.of(shape.format, heads.size), cache.keys[0][0].dtype == torch.float32
+        stored, plain = Stored.of(shape.format, heads), cache.keys[0][0].dtype == torch.float32
+        float32 = self.float32 or plain
+        rows = self.float32_rows if float32 else BLOCK_ROWS
+        rows = max(16, min(rows, RESULT // stored.padded))
+        groups = -(-num_heads // rows) if heads.latent else heads.number
         return Sizes(
-            stored, heads.number, num_heads // heads.number, shape.page_size,
-            self.float32 or float32, cache.keys[0][0].element_size(), self.float32 and not float32,
+            stored, groups, -(-num_heads // groups), shape.page_size, float32, cache.keys[0][0].element_size(),
+            self.float32 and not plain, rows, self.card.shared,
         )  # fmt: skip
 
     def queries(self, sizes: Sizes, longest: int) -> int:
         """Returns the tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
-        rows = self.float32_rows if sizes.float32 else BLOCK_ROWS
-        if sizes.stored.padded > 256:  # of which two results of 64 rows are more than a program's registers
-            rows = min(rows, BLOCK_ROWS // 2)
-        most = max(1, rows // sizes.group)
+        most = max(1, sizes.rows // sizes.group)
         return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
@@ -236,7 +249,7 @@ class TritonOperations:
             launches.append(self._paged(short, sizes, cache, window))
         if long:
             launches.append(self._prefill(long, sizes, cache, kind))
-        return KernelPlan(launches)
+        return KernelPlan(launches, sizes.stored.value)
 
     def _prefill(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, kind: AttentionKind) -> Launch:
         ours = partial(self._own_prefill, segments, sizes, cache, kind.window)
@@ -267,7 +280,7 @@ class TritonOperations:
             cache.device, tables, tables_from(blocks, tables), jobs, np.array([len(jobs)], dtype=np.int32)
         )
         lines = min(queries, max(s.length for s in segments)) * sizes.group
-        partials = Partials.empty(count, sizes.kv_heads, lines, sizes.stored.head_dim, cache.device)
+        partials = Partials.empty(count, sizes.kv_heads, lines, sizes.stored.value, cache.device)
         work = PagedWork(tables_there, blocks_there, jobs_there, num_jobs)
         return PagedLaunch(sizes, work, partials, queries, self.split, window, self.programs_for(sizes))
 
@@ -290,10 +303,28 @@ class TritonOperations:
     ) -> torch.Tensor:
         if type(cache) is not KVCache:  # one that does more than store
             return TorchOperations().rotate_and_store(qkv, rotation, cache, layer, slots, first).contiguous()
-        stored = Stored.of(cache.shape.format, cache.shape.heads[layer].size)
+        stored = Stored.of(cache.shape.format, cache.shape.heads[layer])
         channels = cache.key_channels[layer] if cache.key_channels else None
         pages = cache.keys[layer], cache.values[layer]
         return rotate_and_store(qkv, rotation, *pages, stored, slots, channels, first.bias, first.norms, first.eps)
+
+    def store_latents(
+        self,
+        latent: torch.Tensor,
+        norm: tuple[torch.Tensor, float],
+        queries: torch.Tensor,
+        absorbed: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        if type(cache) is not KVCache:  # one that does more than store
+            args = latent, norm, queries, absorbed, rotation, cache, layer, slots
+            return TorchOperations().store_latents(*args).contiguous()
+        stored = Stored.of(cache.shape.format, cache.shape.heads[layer])
+        channels = cache.key_channels[layer] if cache.key_channels else None
+        return store_latents(latent, *norm, queries, absorbed, rotation, cache.keys[layer], stored, slots, channels)
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> KernelMoves:
         arrays = [each.astype(np.int32) for each in (plan.works, plan.saves, plan.owners)]
@@ -313,8 +344,9 @@ class TritonOperations:
     ) -> QuantizedWeight:
         return KernelWeight(kind, rows, columns, like, device, reproducible=self.reproducible)
 
-    def join_heads(self, linear: torch.nn.Module) -> None:
-        """Returns None: there is no kernel; the start refuses such models."""
+    def join_heads(self, linear: torch.nn.Module) -> JoinedHeads:
+        assert isinstance(linear, HeadLinear)
+        return JoinedHeads(linear, reproducible=self.reproducible)
 
     def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
         try:

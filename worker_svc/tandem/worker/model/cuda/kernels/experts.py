@@ -40,17 +40,18 @@ def _first_largest(x, place, last):
 @triton.jit
 def _in_best_groups(
     wanted, expert, each,
-    GROUPS: tl.constexpr, GROUPS_PER_ROW: tl.constexpr, G_PAD: tl.constexpr
+    GROUPS: tl.constexpr, GROUPS_PER_ROW: tl.constexpr, G_PAD: tl.constexpr, BEST: tl.constexpr,
 ):  # fmt: skip
-    """Leaves the experts of the groups with the largest sums of their two best; others become -inf."""
+    """Leaves the experts of the groups with the largest sums of their BEST best; others become -inf."""
     group = tl.arange(0, G_PAD)
     best = tl.full([G_PAD], float("-inf"), tl.float32)
     for g in tl.static_range(GROUPS):
         own = tl.where(expert // each == g, wanted, float("-inf"))
-        top = tl.max(own, 0)
-        first = _first_largest(own, expert, g * each + each - 1)
-        both = top + tl.max(tl.where(expert == first, float("-inf"), own), 0)
-        best = tl.where(group == g, both, best)
+        total = 0.0
+        for _ in tl.static_range(BEST):
+            total += tl.max(own, 0)
+            own = tl.where(expert == _first_largest(own, expert, g * each + each - 1), float("-inf"), own)
+        best = tl.where(group == g, total, best)
     kept = expert < 0
     for _ in tl.static_range(GROUPS_PER_ROW):
         g = _first_largest(best, group, GROUPS - 1)
@@ -63,7 +64,7 @@ def _in_best_groups(
 def _route(
     logits, bias, weights, shares, chosen, experts, scale, jitter,
     PER_ROW: tl.constexpr, E_PAD: tl.constexpr, T_PAD: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_PER_ROW: tl.constexpr, G_PAD: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr,
+    GROUPS_PER_ROW: tl.constexpr, G_PAD: tl.constexpr, BEST: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr,
     NORMALIZED: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -82,7 +83,7 @@ def _route(
         wanted += tl.load(bias + expert, mask=there, other=0.0)
     wanted = tl.where(there, wanted, float("-inf"))
     if GROUPS > 1:
-        wanted = _in_best_groups(wanted, expert, experts // GROUPS, GROUPS, GROUPS_PER_ROW, G_PAD)
+        wanted = _in_best_groups(wanted, expert, experts // GROUPS, GROUPS, GROUPS_PER_ROW, G_PAD, BEST)
     turn = tl.arange(0, T_PAD)
     share = tl.zeros([T_PAD], tl.float32)
     number = tl.zeros([T_PAD], tl.int32)
@@ -176,7 +177,8 @@ def route(
             chosen, count,
             1.0 if mixer else float(experts.scale), float(experts.jitter), experts.per_token,
             triton.next_power_of_2(count), triton.next_power_of_2(experts.per_token), experts.groups,
-            experts.groups_per_token, triton.next_power_of_2(experts.groups), _SCORES[experts.score],
+            experts.groups_per_token, triton.next_power_of_2(experts.groups), experts.best_of_group,
+            _SCORES[experts.score],
             bias is not None, experts.normalized and not mixer, weights is not None, num_warps=1,
         )  # fmt: skip
     return shares, chosen

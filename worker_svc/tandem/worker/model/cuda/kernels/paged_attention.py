@@ -10,6 +10,8 @@ Whoever stores the last one of a block merges them all, in their order: who that
 sequences has another list, and the same launch: it can be recorded in a CUDA graph.
 
 The queries of the heads that share a kv head are the rows of one matrix: row r is query r // GROUP, head r % GROUP.
+All heads share a latent (`checkpoints/latents.py`); there, GROUP of them are a matrix, and the program that has them
+does not know of the others.
 With one compiled kernel for every step (the same `Q`), a query also has the same bits as a decode, in a prefill and
 while drafts are verified.
 """
@@ -36,6 +38,7 @@ from tandem.worker.model.cuda.kernels.tiles import (
     merge,
     numbers_and_constants,
     oldest_seen,
+    queries_behind,
 )
 from tandem.worker.model.kv_formats import Parts
 
@@ -55,30 +58,32 @@ class PagedWork(NamedTuple):
 class Partials(NamedTuple):
     """Softmaxes in progress that other programs merge."""
 
-    m: torch.Tensor  # [partials, kv_heads, lines] fp32; a line is a query and head
+    m: torch.Tensor  # [partials, kv_heads, lines] fp32; a line is a query and head; groups, of heads over latents
     l: torch.Tensor  # the same
-    o: torch.Tensor  # [partials, kv_heads, lines, head_dim] fp32
+    o: torch.Tensor  # [partials, kv_heads, lines, value] fp32
     # [partials, kv_heads] int32, at a block's first partial how many of the block's are stored; zero between launches
     stored: torch.Tensor
 
     @staticmethod
-    def empty(count: int, kv_heads: int, lines: int, head_dim: int, device: torch.device) -> Partials:
+    def empty(count: int, kv_heads: int, lines: int, value: int, device: torch.device) -> Partials:
         m = torch.empty((count, kv_heads, lines), dtype=torch.float32, device=device)
         stored = torch.zeros((count, kv_heads), dtype=torch.int32, device=device)
-        return Partials(m, torch.empty_like(m), m.new_empty((count, kv_heads, lines, head_dim)), stored)
+        return Partials(m, torch.empty_like(m), m.new_empty((count, kv_heads, lines, value)), stored)
 
 
 @triton.jit(do_not_specialize=["lines"])
 def _attend(
     q, out, partial_m, partial_l, partial_o, partials_stored, k_numbers, k_constants, v_numbers, v_constants, sinks,
     tables, blocks, jobs, num_jobs, lines, scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, REST: tl.constexpr, LATENT: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, SINKS: tl.constexpr, FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(DEPENDENT)
     line = tl.arange(0, M)
     coordinate = tl.arange(0, D_PAD)
+    VALUE: tl.constexpr = LATENT or D
     for turn in range(tl.program_id(0), tl.load(num_jobs) * KV_HEADS, tl.num_programs(0)):
         job = jobs + turn // KV_HEADS * 4
         kv_head = turn % KV_HEADS
@@ -92,11 +97,13 @@ def _attend(
         table = tables + tl.load(block + 3)
 
         query = line // GROUP
-        real = query < count
-        vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
-        q_at = vector[:, None] * D + coordinate[None, :]
-        q_mask = real[:, None] & (coordinate < D)[None, :]
-        queries = tl.load(q + q_at, mask=q_mask, other=0.0)
+        head = kv_head * GROUP + line % GROUP
+        real = (query < count) & (head < HEADS)
+        vector = (row + query).to(tl.int64) * HEADS + head
+        mask = real[:, None] & (coordinate < VALUE)[None, :]
+        queries = tl.load(q + vector[:, None] * D + coordinate[None, :], mask=mask, other=0.0)
+        behind = queries_behind(q, queries, vector, real, D, REST, LATENT)
+        out_at = vector[:, None] * VALUE + coordinate[None, :]
         query_position = position + query
         end = position + count
         lowest = 0
@@ -111,19 +118,19 @@ def _attend(
             begin = tl.maximum(split * SPLIT, lowest // TILE * TILE)
             for tile in range(begin, tl.minimum((split + 1) * SPLIT, end), TILE):
                 split_m, split_l, split_o = extend(
-                    split_m, split_l, split_o, tile, end, lowest, queries, query_position, table, kv_head,
+                    split_m, split_l, split_o, tile, end, lowest, queries, behind, query_position, table, kv_head,
                     k_numbers, k_constants, v_numbers, v_constants, scale,
-                    KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, True,
+                    KV_HEADS, D, D_PAD, REST, LATENT, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, True,
                 )  # fmt: skip
             m, l, o = merge(m, l, o, split_m, split_l, split_o)
 
         if partial < 0:
-            tl.store(out + q_at, (o / l[:, None]).to(out.dtype.element_ty), mask=q_mask)
+            tl.store(out + out_at, (o / l[:, None]).to(out.dtype.element_ty), mask=mask)
         else:
             at = (partial.to(tl.int64) * KV_HEADS + kv_head) * lines + line
             tl.store(partial_m + at, m, mask=real)
             tl.store(partial_l + at, l, mask=real)
-            tl.store(partial_o + at[:, None] * D + coordinate[None, :], o, mask=q_mask)
+            tl.store(partial_o + at[:, None] * VALUE + coordinate[None, :], o, mask=mask)
             first = tl.load(block + 4).to(tl.int64)
             partials = tl.load(block + 5)
             if is_last(partials_stored + first * KV_HEADS + kv_head, partials):
@@ -133,10 +140,13 @@ def _attend(
                     split_m = tl.load(partial_m + at, mask=real, other=float("-inf"), cache_modifier=".cg")
                     split_l = tl.load(partial_l + at, mask=real, other=0.0, cache_modifier=".cg")
                     split_o = tl.load(
-                        partial_o + at[:, None] * D + coordinate[None, :], mask=q_mask, other=0.0, cache_modifier=".cg"
+                        partial_o + at[:, None] * VALUE + coordinate[None, :],
+                        mask=mask,
+                        other=0.0,
+                        cache_modifier=".cg",
                     )
                     m, l, o = merge(m, l, o, split_m, split_l, split_o)
-                tl.store(out + q_at, (o / l[:, None]).to(out.dtype.element_ty), mask=q_mask)
+                tl.store(out + out_at, (o / l[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 def matrix_rows(queries: int, group: int) -> int:
@@ -145,7 +155,7 @@ def matrix_rows(queries: int, group: int) -> int:
 
 
 def _warps(rows: int, stored: Stored) -> int:
-    """Returns how many warps hold two results `[rows, head_dim]` in their registers."""
+    """Returns how many warps hold two results `[rows, value]` in their registers."""
     return 4 if rows * stored.padded <= 64 * 128 else 8
 
 
@@ -159,19 +169,20 @@ def paged_attention(
     partials: Partials,
     scores: Scores,
     *,
+    group: int,
     queries: int,
     split: int,
     tile: int,
     window: int,
     programs: int,
 ) -> None:
-    """Writes the rows of `out` `[N, heads, head_dim]` that `work`'s blocks name; `q` is like it.
+    """Writes the rows of `out` `[N, heads, value]` that `work`'s blocks name; `q` is `[N, heads, head_dim]`.
 
-    queries: tokens in a block at most. `split` is a multiple of `tile`, a power of two. `partials` has room for those
-    of `work`, with a line for each query and head of the longest block.
+    group: heads of a matrix, which share a kv head. queries: tokens in a block at most. `split` is a multiple of
+    `tile`, a power of two. `partials` has room for those of `work`, with a line for each query and head of the longest
+    block.
     """
-    kv_heads, page_size = keys[0].shape[1:3]
-    group = q.shape[1] // kv_heads
+    heads, page_size = q.shape[1], keys[0].shape[2]
     rows = matrix_rows(queries, group)
     assert q.is_contiguous() and out.is_contiguous() and split % tile == 0
     dependent = is_dependent(q.device)
@@ -179,7 +190,8 @@ def paged_attention(
         q, out, *partials, *numbers_and_constants(keys), *numbers_and_constants(values),
         q if scores.sinks is None else scores.sinks,
         work.tables, work.blocks, work.jobs, work.num_jobs, partials.m.shape[-1], scores.scale / math.log(2),
-        kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
+        heads, triton.cdiv(heads, group), group, rows, stored.head_dim, stored.padded, stored.rest, stored.latent,
+        page_size, tile, split, window,
         scores.cap, scores.sinks is not None, stored.format, stored.group, dependent,
         num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
         num_stages=block_of(rows, tile, q, keys[0], stored).depth(IN_FLIGHT, card_of(q.device)),

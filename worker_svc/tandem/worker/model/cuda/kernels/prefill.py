@@ -25,6 +25,7 @@ from tandem.worker.model.cuda.kernels.tiles import (
     extend,
     numbers_and_constants,
     oldest_seen,
+    queries_behind,
 )
 from tandem.worker.model.kv_formats import Parts
 
@@ -34,7 +35,8 @@ _IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix 
 @triton.jit
 def _prefill(
     q, out, k_numbers, k_constants, v_numbers, v_constants, sinks, tables, blocks, scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, REST: tl.constexpr, LATENT: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -48,10 +50,13 @@ def _prefill(
     table = tables + tl.load(block + 3)
 
     query = line // GROUP
-    vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
-    at = vector[:, None] * D + coordinate[None, :]
-    mask = (query < count)[:, None] & (coordinate < D)[None, :]
-    queries = tl.load(q + at, mask=mask, other=0.0)
+    VALUE: tl.constexpr = LATENT or D
+    head = kv_head * GROUP + line % GROUP
+    real = (query < count) & (head < HEADS)
+    vector = (row + query).to(tl.int64) * HEADS + head
+    mask = real[:, None] & (coordinate < VALUE)[None, :]
+    queries = tl.load(q + vector[:, None] * D + coordinate[None, :], mask=mask, other=0.0)
+    behind = queries_behind(q, queries, vector, real, D, REST, LATENT)
     query_position = position + query
     end = position + count
 
@@ -65,17 +70,17 @@ def _prefill(
         masked_from = (position + 1) // TILE * TILE
         for tile in range(0, masked_from, TILE):
             m, l, o = extend(
-                m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
+                m, l, o, tile, end, lowest, queries, behind, query_position, table, kv_head,
                 k_numbers, k_constants, v_numbers, v_constants, scale,
-                KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, False,
+                KV_HEADS, D, D_PAD, REST, LATENT, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, False,
             )  # fmt: skip
     for tile in range(masked_from, end, TILE):
         m, l, o = extend(
-            m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
+            m, l, o, tile, end, lowest, queries, behind, query_position, table, kv_head,
             k_numbers, k_constants, v_numbers, v_constants, scale,
-            KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, True,
+            KV_HEADS, D, D_PAD, REST, LATENT, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, True,
         )  # fmt: skip
-    tl.store(out + at, (o / l[:, None]).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + vector[:, None] * VALUE + coordinate[None, :], (o / l[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 def prefill_attention(
@@ -88,20 +93,22 @@ def prefill_attention(
     blocks: torch.Tensor,
     scores: Scores,
     *,
+    group: int,
     rows: int,
     tile: int,
     window: int,
 ) -> None:
-    """Writes the rows of `out` `[N, heads, head_dim]` that `blocks` name (`PagedWork`); `q` is like it.
+    """Writes the rows of `out` `[N, heads, value]` that `blocks` name (`PagedWork`); `q` is `[N, heads, head_dim]`.
 
-    rows: of the matrix of a block's queries and heads, a power of two.
+    group: heads of a matrix, which share a kv head. rows: of the matrix of a block's queries and heads, a power of two.
     """
-    kv_heads, page_size = keys[0].shape[1:3]
-    _prefill[(kv_heads, blocks.shape[0])](
+    heads, page_size = q.shape[1], keys[0].shape[2]
+    groups = triton.cdiv(heads, group)
+    _prefill[(groups, blocks.shape[0])](
         q, out, *numbers_and_constants(keys), *numbers_and_constants(values),
         q if scores.sinks is None else scores.sinks,
-        tables, blocks, scores.scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
-        stored.head_dim, stored.padded, page_size, tile, window,
+        tables, blocks, scores.scale / math.log(2), heads, groups, group, rows,
+        stored.head_dim, stored.padded, stored.rest, stored.latent, page_size, tile, window,
         scores.cap, scores.sinks is not None, stored.format, stored.group,
         num_warps=8 if rows * stored.padded > 64 * 256 or rows >= 128 or converted(q, keys[0]) else 4,
         num_stages=block_of(rows, tile, q, keys[0], stored).depth(_IN_FLIGHT, card_of(q.device)),

@@ -26,7 +26,7 @@ _MOST_ROWS = 16  # that a program takes
 
 
 @triton.jit
-def _head(
+def head_of(
     x, bias, weight, rms, row, real, row_stride, at, inside, BIASED: tl.constexpr, NORMED: tl.constexpr
 ):  # fmt: skip
     """Loads coordinates `at` of one head of each row, `[rows, at]`, with its bias and normalized."""
@@ -42,27 +42,27 @@ def _head(
 
 
 @triton.jit
-def _root_mean_square(
+def root_mean_square(
     x, bias, row, real, row_stride, eps, D: tl.constexpr, D_PAD: tl.constexpr, BIASED: tl.constexpr
 ):  # fmt: skip
     """Returns that of one head of each row, `[rows]`."""
     at = tl.arange(0, D_PAD)
-    numbers = _head(x, bias, x, eps, row, real, row_stride, at, at < D, BIASED, False).to(tl.float32)
+    numbers = head_of(x, bias, x, eps, row, real, row_stride, at, at < D, BIASED, False).to(tl.float32)
     return tl.sqrt(tl.sum(tl.where((at < D)[None, :], numbers * numbers, 0.0), 1) / D + eps)
 
 
 @triton.jit
-def _rotated(
+def rotated(
     x, bias, weight, rms, cos, sin, row, real, row_stride, at, inside,
     ROTATED: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """Rotates coordinates `at` of one head of each row, `[rows, at]`, rounded to x's dtype, as float32."""
-    numbers = _head(x, bias, weight, rms, row, real, row_stride, at, inside, BIASED, NORMED)
+    numbers = head_of(x, bias, weight, rms, row, real, row_stride, at, inside, BIASED, NORMED)
     if ROTATED:
         turns = inside & (at < ROTATED)
         turning = real[:, None] & turns[None, :]
         other = (at + ROTATED // 2) % ROTATED
-        partner = _head(x, bias, weight, rms, row, real, row_stride, other, turns, BIASED, NORMED)
+        partner = head_of(x, bias, weight, rms, row, real, row_stride, other, turns, BIASED, NORMED)
         angle = row[:, None] * ROTATED + at[None, :]
         c = tl.load(cos + angle, mask=turning, other=1.0)
         s = tl.load(sin + angle, mask=turning, other=0.0)
@@ -77,14 +77,14 @@ def _to_store(
 ):  # fmt: skip
     """Returns coordinates `at` of keys or values as they are to be stored, `[rows, at]` float32."""
     if is_key:
-        numbers = _rotated(
+        numbers = rotated(
             x, bias, k_weight, rms, cos, sin, row, real, row_stride, at, inside, ROTATED, BIASED, NORMS > 1
         )
         if CHANNELS:
             centred = numbers - tl.load(mean + at, mask=inside, other=0.0)[None, :]
             numbers = tl.div_rn(centred, tl.load(scale + at, mask=inside, other=1.0)[None, :] + tl.zeros_like(centred))
     else:
-        numbers = _rotated(x, bias, v_weight, rms, cos, sin, row, real, row_stride, at, inside, 0, BIASED, NORMS > 2)
+        numbers = rotated(x, bias, v_weight, rms, cos, sin, row, real, row_stride, at, inside, 0, BIASED, NORMS > 2)
     return numbers
 
 
@@ -106,6 +106,72 @@ def _digit_of_6_bits(x, step):
     return (_rounded_quotient(x, step[:, None]).to(tl.int32) + 32) & 63
 
 
+@triton.jit
+def store_int4(
+    even, odd, vector, real, numbers_at, constants_at,
+    ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+):  # fmt: skip
+    """Stores vectors of D numbers, of which `[ROWS, D_PAD // 2]` are the even and the odd ones."""
+    even = tl.reshape(even, [ROWS, D_PAD // GROUP_PAD, GROUP_PAD // 2])
+    odd = tl.reshape(odd, [ROWS, D_PAD // GROUP_PAD, GROUP_PAD // 2])
+    group = tl.arange(0, D_PAD // GROUP_PAD)
+    inner = tl.arange(0, GROUP_PAD // 2)
+    byte = group[:, None] * (GROUP // 2) + inner[None, :]
+    counted = (group < D // GROUP)[:, None] & (inner < GROUP // 2)[None, :]
+    lowest = tl.min(tl.where(counted[None], tl.minimum(even, odd), float("inf")), 2)
+    highest = tl.max(tl.where(counted[None], tl.maximum(even, odd), float("-inf")), 2)
+    real_group = real[:, None] & (group < D // GROUP)[None, :]
+    lowest = tl.where(real_group, lowest, 0.0)
+    span = tl.where(real_group, highest, 0.0) - lowest
+    step = _step(span, 15.0)
+    # What fills up a group is no number of the vector, and may become anything here.
+    low_digit = _rounded_quotient(even - lowest[:, :, None], step[:, :, None]).to(tl.int32)
+    high_digit = _rounded_quotient(odd - lowest[:, :, None], step[:, :, None]).to(tl.int32)
+    packed = (low_digit | (high_digit << 4)).to(tl.uint8)
+    packed_at = vector[:, None, None] * (D // 2) + byte[None]
+    tl.store(numbers_at + packed_at, packed, mask=real[:, None, None] & counted[None])
+    group_at = vector[:, None] * (2 * (D // GROUP)) + group[None, :]
+    tl.store(constants_at + group_at, step, mask=real_group)
+    tl.store(constants_at + group_at + D // GROUP, lowest, mask=real_group)
+
+
+@triton.jit
+def store_int6(
+    first, second, third, last, vector, real, numbers_at, constants_at, D: tl.constexpr, D_PAD: tl.constexpr
+):  # fmt: skip
+    """Stores vectors of D numbers, of which `[ROWS, D_PAD // 4]` are the first, second, third and last of every four;
+    these share three bytes."""
+    fourth = tl.arange(0, D_PAD // 4)
+    even = tl.maximum(tl.abs(first), tl.abs(third))
+    odd = tl.maximum(tl.abs(second), tl.abs(last))
+    step = _step(tl.max(tl.maximum(even, odd), 1), 31.0)
+    tl.store(constants_at + vector, step, mask=real)
+    first = _digit_of_6_bits(first, step)
+    second = _digit_of_6_bits(second, step)
+    third = _digit_of_6_bits(third, step)
+    last = _digit_of_6_bits(last, step)
+    in_all = real[:, None] & (fourth < D // 4)[None, :]
+    low_at = numbers_at + vector[:, None] * (D // 4 * 3) + 2 * fourth[None, :]
+    tl.store(low_at, ((first & 15) | ((second & 15) << 4)).to(tl.uint8), mask=in_all)
+    tl.store(low_at + 1, ((third & 15) | ((last & 15) << 4)).to(tl.uint8), mask=in_all)
+    high = (first >> 4) | (second >> 4 << 2) | (third >> 4 << 4) | (last >> 4 << 6)
+    high_at = numbers_at + vector[:, None] * (D // 4 * 3) + D // 2 + fourth[None, :]
+    tl.store(high_at, high.to(tl.uint8), mask=in_all)
+
+
+@triton.jit
+def store_numbers(
+    numbers, vector, real, at, inside, numbers_at, constants_at, D: tl.constexpr, FORMAT: tl.constexpr
+):  # fmt: skip
+    """Stores vectors `[rows, at]` of D numbers, each in a place of its own."""
+    if FORMAT == INT8:
+        step = _step(tl.max(tl.abs(numbers), 1), 127.0)
+        tl.store(constants_at + vector, step, mask=real)
+        numbers = _rounded_quotient(numbers, step[:, None])
+    at_all = vector[:, None] * D + at[None, :]
+    tl.store(numbers_at + at_all, numbers.to(numbers_at.dtype.element_ty), mask=real[:, None] & inside[None, :])
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _store(
     qkv, q_out, cos, sin, slots, bias, q_weight, k_weight, v_weight, mean, scale,
@@ -122,12 +188,12 @@ def _store(
     bias += head * D
     rms = tl.zeros([ROWS], tl.float32)
     if NORMS > 0:
-        rms = _root_mean_square(x, bias, row, real, row_stride, eps, D, D_PAD, BIASED)
+        rms = root_mean_square(x, bias, row, real, row_stride, eps, D, D_PAD, BIASED)
     at = tl.arange(0, D_PAD)
     inside = at < D
     mask = real[:, None] & inside[None, :]
     if head < HEADS:
-        numbers = _rotated(
+        numbers = rotated(
             x, bias, q_weight, rms, cos, sin, row, real, row_stride, at, inside, ROTATED, BIASED, NORMS > 0
         )
         if CHANNELS:
@@ -157,27 +223,7 @@ def _store(
                 x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 2 * half + 1,
                 in_half, is_key, ROTATED, CHANNELS, BIASED, NORMS,
             )  # fmt: skip
-            even = tl.reshape(even, [ROWS, D_PAD // GROUP_PAD, GROUP_PAD // 2])
-            odd = tl.reshape(odd, [ROWS, D_PAD // GROUP_PAD, GROUP_PAD // 2])
-            group = tl.arange(0, D_PAD // GROUP_PAD)
-            inner = tl.arange(0, GROUP_PAD // 2)
-            byte = group[:, None] * (GROUP // 2) + inner[None, :]
-            counted = (group < D // GROUP)[:, None] & (inner < GROUP // 2)[None, :]
-            lowest = tl.min(tl.where(counted[None], tl.minimum(even, odd), float("inf")), 2)
-            highest = tl.max(tl.where(counted[None], tl.maximum(even, odd), float("-inf")), 2)
-            real_group = real[:, None] & (group < D // GROUP)[None, :]
-            lowest = tl.where(real_group, lowest, 0.0)
-            span = tl.where(real_group, highest, 0.0) - lowest
-            step = _step(span, 15.0)
-            # What fills up a group is no number of the vector, and may become anything here.
-            low_digit = _rounded_quotient(even - lowest[:, :, None], step[:, :, None]).to(tl.int32)
-            high_digit = _rounded_quotient(odd - lowest[:, :, None], step[:, :, None]).to(tl.int32)
-            packed = (low_digit | (high_digit << 4)).to(tl.uint8)
-            packed_at = vector[:, None, None] * (D // 2) + byte[None]
-            tl.store(numbers_at + packed_at, packed, mask=real[:, None, None] & counted[None])
-            group_at = vector[:, None] * (2 * (D // GROUP)) + group[None, :]
-            tl.store(constants_at + group_at, step, mask=real_group)
-            tl.store(constants_at + group_at + D // GROUP, lowest, mask=real_group)
+            store_int4(even, odd, vector, real, numbers_at, constants_at, ROWS, D, D_PAD, GROUP, GROUP_PAD)
         elif FORMAT == INT6:
             # Four neighbours share three bytes: each of the four for itself.
             fourth = tl.arange(0, D_PAD // 4)
@@ -194,36 +240,17 @@ def _store(
                 x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 4 * fourth + 2,
                 in_fourth, is_key, ROTATED, CHANNELS, BIASED, NORMS,
             )  # fmt: skip
-            fourth_one = _to_store(
+            last = _to_store(
                 x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 4 * fourth + 3,
                 in_fourth, is_key, ROTATED, CHANNELS, BIASED, NORMS,
             )  # fmt: skip
-            even = tl.maximum(tl.abs(first), tl.abs(third))
-            odd = tl.maximum(tl.abs(second), tl.abs(fourth_one))
-            step = _step(tl.max(tl.maximum(even, odd), 1), 31.0)
-            tl.store(constants_at + vector, step, mask=real)
-            first = _digit_of_6_bits(first, step)
-            second = _digit_of_6_bits(second, step)
-            third = _digit_of_6_bits(third, step)
-            fourth_one = _digit_of_6_bits(fourth_one, step)
-            in_all = real[:, None] & in_fourth[None, :]
-            low_at = numbers_at + vector[:, None] * (D // 4 * 3) + 2 * fourth[None, :]
-            tl.store(low_at, ((first & 15) | ((second & 15) << 4)).to(tl.uint8), mask=in_all)
-            tl.store(low_at + 1, ((third & 15) | ((fourth_one & 15) << 4)).to(tl.uint8), mask=in_all)
-            high = (first >> 4) | (second >> 4 << 2) | (third >> 4 << 4) | (fourth_one >> 4 << 6)
-            high_at = numbers_at + vector[:, None] * (D // 4 * 3) + D // 2 + fourth[None, :]
-            tl.store(high_at, high.to(tl.uint8), mask=in_all)
+            store_int6(first, second, third, last, vector, real, numbers_at, constants_at, D, D_PAD)
         else:
             numbers = _to_store(
                 x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, at, inside,
                 is_key, ROTATED, CHANNELS, BIASED, NORMS,
             )  # fmt: skip
-            if FORMAT == INT8:
-                step = _step(tl.max(tl.abs(numbers), 1), 127.0)
-                tl.store(constants_at + vector, step, mask=real)
-                numbers = _rounded_quotient(numbers, step[:, None])
-            at_all = vector[:, None] * D + at[None, :]
-            tl.store(numbers_at + at_all, numbers.to(k_numbers.dtype.element_ty), mask=mask)
+            store_numbers(numbers, vector, real, at, inside, numbers_at, constants_at, D, FORMAT)
 
 
 def rotate_and_store(

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.cuda.kernels.card import Card
 from tandem.worker.model.kv_formats import KVFormat, Parts, int4_group
 
@@ -29,13 +30,32 @@ class Stored(NamedTuple):
 
     format: int  # PLAIN or one of `CODES`
     head_dim: int
-    padded: int  # head_dim as a power of two, of at least the 16 that a matrix unit wants
     group: int  # numbers that share constants in INT4
+    latent: int = 0  # unless it is 0, values are the first so many numbers of keys (`KVHeads`)
 
     @staticmethod
-    def of(stored: KVFormat, head_dim: int) -> Stored:
-        code = CODES.get(stored.name, PLAIN.value)
-        return Stored(code, head_dim, max(16, triton.next_power_of_2(head_dim)), int4_group(head_dim))
+    def of(stored: KVFormat, heads: KVHeads) -> Stored:
+        return Stored(CODES.get(stored.name, PLAIN.value), heads.size, int4_group(heads.size), heads.latent)
+
+    @property
+    def value(self) -> int:
+        """Returns the numbers of a value."""
+        return self.latent or self.head_dim
+
+    @property
+    def padded(self) -> int:
+        """Returns `value` as a power of two, of at least the 16 that a matrix unit wants."""
+        return max(16, triton.next_power_of_2(self.value))
+
+    @property
+    def rest(self) -> int:
+        """Returns the same of the numbers that a key has behind its value, or 0."""
+        return max(16, triton.next_power_of_2(self.head_dim - self.latent)) if self.latent else 0
+
+    @property
+    def read(self) -> int:
+        """Returns the numbers that are read of each token, filled up as they are: a latent is read once."""
+        return self.padded + (self.rest or self.padded)
 
 
 class Block(NamedTuple):
@@ -45,16 +65,24 @@ class Block(NamedTuple):
     query_bytes: int  # of a number
     tile: int  # keys
     number_bytes: int
-    padded: int  # head_dim
+    query: int  # numbers of a query, filled up
+    read: int  # numbers of a key and value, filled up
+    passes: bool  # a tile is unpacked in shared memory, since it is a key and a value
+
+    @staticmethod
+    def of(stored: Stored, rows: int, query_bytes: int, tile: int, number_bytes: int) -> Block:
+        passes = stored.latent > 0 and stored.format in (INT4.value, INT6.value)
+        return Block(rows, query_bytes, tile, number_bytes, stored.padded + stored.rest, stored.read, passes)
 
     @property
     def _tiles(self) -> int:
-        return 2 * self.tile * self.padded * self.number_bytes
+        return self.tile * self.read * self.number_bytes
 
     def shared(self, depth: int) -> int:
         """Returns the bytes it takes where loads are pipelined `depth` deep, as compiled for several GPUs:
         the matrix and the tiles that are kept, or a little less."""
-        return self.rows * self.padded * self.query_bytes + (depth - 2) * self._tiles + 512
+        lines = self.rows + (self.tile if self.passes else 0)
+        return lines * self.query * self.query_bytes + (depth - 2) * self._tiles + 512
 
     def depth(self, budget: int, card: Card) -> int:
         """Returns how deep loads are pipelined, so that tiles on their way take about `budget` bytes and all fits.
@@ -70,7 +98,7 @@ class Block(NamedTuple):
 
 def block_of(rows: int, tile: int, queries: torch.Tensor, numbers: torch.Tensor, stored: Stored) -> Block:
     """Returns the block of a launch."""
-    return Block(rows, queries.element_size(), tile, numbers.element_size(), stored.padded)
+    return Block.of(stored, rows, queries.element_size(), tile, numbers.element_size())
 
 
 def converted(queries: torch.Tensor, numbers: torch.Tensor) -> bool:
@@ -87,17 +115,21 @@ def numbers_and_constants(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
 @triton.jit
 def load_vectors(
     numbers, constants, vectors, live, dtype,
-    D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, FIRST: tl.constexpr, END: tl.constexpr, PAD: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Loads vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 and INT6 without their scales. Where not
-    `live`, numbers that are finite, zero but of INT6; with WHOLE all of them are live."""
+    """Loads the numbers FIRST to END of vectors `[TILE]` of the pages as `[TILE, PAD]` in dtype; INT8 and INT6 without
+    their scales. Where not `live`, numbers that are finite, zero but of INT6; with WHOLE all of them are live."""
     if FORMAT == INT4:
-        GROUP_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
-        byte = tl.arange(0, D_PAD // 2)
-        at = vectors[:, None] * (D // 2) + byte[None, :]
-        packed = tl.load(numbers + at, mask=live[:, None] & (byte < D // 2)[None, :], other=0)
-        digits = tl.reshape(tl.join(packed & 15, packed >> 4), [vectors.shape[0], D_PAD // GROUP_PAD, GROUP_PAD])
-        group = tl.arange(0, D_PAD // GROUP_PAD)
+        # Groups that do not begin with FIRST are looked up for each number, as groups of one.
+        APART: tl.constexpr = FIRST % GROUP != 0 and D != GROUP
+        TOGETHER: tl.constexpr = 1 if APART else min(triton.next_power_of_2(GROUP), PAD)
+        byte = tl.arange(0, PAD // 2)
+        at = vectors[:, None] * (D // 2) + FIRST // 2 + byte[None, :]
+        packed = tl.load(numbers + at, mask=live[:, None] & (byte < (END - FIRST) // 2)[None, :], other=0)
+        digits = tl.reshape(tl.join(packed & 15, packed >> 4), [vectors.shape[0], PAD // TOGETHER, TOGETHER])
+        group = tl.arange(0, PAD // TOGETHER)
+        group = (FIRST + group) // GROUP if APART else FIRST // GROUP + group
         group_at = vectors[:, None] * (2 * (D // GROUP)) + group[None, :]
         group_mask = live[:, None] & (group < D // GROUP)[None, :]
         step = tl.load(constants + group_at, mask=group_mask, other=0.0)
@@ -107,26 +139,46 @@ def load_vectors(
             tl.broadcast_to(step[:, :, None], digits.shape),
             tl.broadcast_to(lowest[:, :, None], digits.shape),
         )
-        return tl.reshape(x.to(dtype), [vectors.shape[0], D_PAD])
+        return tl.reshape(x.to(dtype), [vectors.shape[0], PAD])
     elif FORMAT == INT6:
-        byte = tl.arange(0, D_PAD // 2)
+        byte = tl.arange(0, PAD // 2)
         first = vectors[:, None] * (D // 4 * 3)
-        low = tl.load(numbers + first + byte[None, :], mask=live[:, None] & (byte < D // 2)[None, :], other=0)
-        fourth = tl.arange(0, D_PAD // 4)
-        high_at = numbers + first + D // 2 + fourth[None, :]
-        high = tl.load(high_at, mask=live[:, None] & (fourth < D // 4)[None, :], other=0)
-        high = tl.reshape(tl.join(high & 15, high >> 4), [vectors.shape[0], D_PAD // 2])
+        low_at = numbers + first + FIRST // 2 + byte[None, :]
+        low = tl.load(low_at, mask=live[:, None] & (byte < (END - FIRST) // 2)[None, :], other=0)
+        # Bits of two neighbours: each byte has those of two pairs, and the first pair may be a byte's second.
+        if FIRST % 4 == 0:
+            fourth = tl.arange(0, PAD // 4)
+            high_at = numbers + first + D // 2 + FIRST // 4 + fourth[None, :]
+            high = tl.load(high_at, mask=live[:, None] & (fourth < (END - FIRST + 3) // 4)[None, :], other=0)
+            high = tl.reshape(tl.join(high & 15, high >> 4), [vectors.shape[0], PAD // 2])
+        else:
+            pair = FIRST // 2 + byte
+            high_at = numbers + first + D // 2 + (pair // 2)[None, :]
+            high = tl.load(high_at, mask=live[:, None] & (byte < (END - FIRST) // 2)[None, :], other=0)
+            high = (high >> (pair % 2 * 4).to(tl.uint8)[None, :]) & 15
         digits = tl.join((low & 15) | ((high & 3) << 4), (low >> 4) | ((high & 12) << 2))
-        return tl.reshape((digits.to(tl.int8) - 32).to(dtype), [vectors.shape[0], D_PAD])
+        return tl.reshape((digits.to(tl.int8) - 32).to(dtype), [vectors.shape[0], PAD])
     else:
-        coordinate = tl.arange(0, D_PAD)
+        coordinate = FIRST + tl.arange(0, PAD)
         at = vectors[:, None] * D + coordinate[None, :]
-        if WHOLE and D == D_PAD:
+        if WHOLE and END - FIRST == PAD:
             return tl.load(numbers + at).to(dtype)
         mask = live[:, None]
-        if D != D_PAD:
-            mask = mask & (coordinate < D)[None, :]
+        if END - FIRST != PAD:
+            mask = mask & (coordinate < END)[None, :]
         return tl.load(numbers + at, mask=mask, other=0.0).to(dtype)
+
+
+@triton.jit
+def queries_behind(q, queries, vector, real, D: tl.constexpr, REST: tl.constexpr, LATENT: tl.constexpr):
+    """Loads what queries `[M]` of D numbers have behind the first LATENT, `[M, REST]`; if LATENT is 0, nothing: a place
+    holder."""
+    if LATENT:
+        coordinate = LATENT + tl.arange(0, REST)
+        at = vector[:, None] * D + coordinate[None, :]
+        return tl.load(q + at, mask=real[:, None] & (coordinate < D)[None, :], other=0.0)
+    else:
+        return queries
 
 
 @triton.jit
@@ -140,9 +192,10 @@ def oldest_seen(position, WINDOW: tl.constexpr):
 
 @triton.jit
 def extend(
-    m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
+    m, l, o, tile, end, lowest, queries, behind, query_position, table, kv_head,
     k_numbers, k_constants, v_numbers, v_constants, scale,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, REST: tl.constexpr, LATENT: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Extends a softmax in progress of `queries` `[M, D_PAD]` by the keys `tile` to `tile + TILE` of their sequence.
@@ -151,6 +204,8 @@ def extend(
     MASKED: not every query sees all of the tile.
     scale: of the scores, log2(e) included.
     CAP: unless it is 0, a score s becomes CAP tanh(s / CAP).
+    LATENT: unless it is 0, values are the first so many numbers of keys, of which there is one head; `behind`
+    `[M, REST]` is what `queries` multiply the others by.
     """
     SCALED: tl.constexpr = (FORMAT == INT8) | (FORMAT == INT6)
     token = tile + tl.arange(0, TILE)
@@ -163,9 +218,16 @@ def extend(
         page = tl.load(table + token // PAGE).to(tl.int64)
     else:
         page = tl.load(table + token // PAGE, mask=live, other=0).to(tl.int64)
-    vectors = (page * KV_HEADS + kv_head) * PAGE + token % PAGE
-    k = load_vectors(k_numbers, k_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
+    vectors = page * PAGE + token % PAGE if LATENT else (page * KV_HEADS + kv_head) * PAGE + token % PAGE
+    k = load_vectors(
+        k_numbers, k_constants, vectors, live, queries.dtype, D, 0, LATENT or D, D_PAD, FORMAT, GROUP, not MASKED
+    )
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
+    if LATENT:
+        others = load_vectors(
+            k_numbers, k_constants, vectors, live, queries.dtype, D, LATENT, D, REST, FORMAT, GROUP, not MASKED
+        )
+        scores = tl.dot(behind, tl.trans(others), scores, input_precision="ieee")
     if SCALED:
         # Scales of keys and values at once, as many as threads: then the compiler lets each thread copy one of them. Of
         # fewer numbers, each would copy all that it multiplies by. Where nothing is live there is page 0 to read.
@@ -190,7 +252,12 @@ def extend(
     l = tl.fma(l, fade, tl.sum(weights, 1))
     if SCALED:
         weights *= tl.where(live, v_scale, 0.0)[None, :]
-    v = load_vectors(v_numbers, v_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
+    if LATENT:
+        v = k
+    else:
+        v = load_vectors(
+            v_numbers, v_constants, vectors, live, queries.dtype, D, 0, D, D_PAD, FORMAT, GROUP, not MASKED
+        )
     o = tl.dot(weights.to(queries.dtype), v, o * fade[:, None], input_precision="ieee")
     return top, l, o
 
