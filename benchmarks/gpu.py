@@ -56,6 +56,7 @@ from benchmarks.gpu_parts import (
     kernels,
     products,
 )
+from benchmarks.gpu_states import states
 from benchmarks.gpu_traffic import overlap, peer, run_requests, serving, table_of, trace, traffic
 from benchmarks.machine import RESULTS, describe_machine
 from tandem.worker.engine.process.build import BuiltEngine
@@ -64,14 +65,15 @@ from tandem.worker.model.cuda import device as cuda_device
 # Seconds that each may take.
 PARTS = {
     "trace": 45, "kernels": 30, "8b": 60, "serving": 100, "products": 60, "fp8_products": 15, "dependent": 100,
-    "traffic": 90, "overlap": 40, "fp8": 90, "1b": 40, "int4": 50, "int8": 50, "experts": 60, "peer": 120,
+    "traffic": 90, "overlap": 40, "fp8": 90, "1b": 40, "int4": 50, "int8": 50, "experts": 60, "states": 15,
+    "peer": 120,
 }  # fmt: skip
 IN_BOTH_MODES = ("trace", "kernels", "8b", "products", "serving")
 SITTINGS: dict[str, list[tuple[str, tuple[str, ...]]]] = {  # six to nine minutes each; (mode, parts)
     "1": [("fast", ("trace", "8b", "serving", "traffic"))],
     "2": [("reproducible", ("trace", "8b", "serving", "products", "kernels"))],
     "3": [("fast", ("kernels", "products", "fp8_products", "1b", "overlap", "dependent"))],
-    "4": [("fast", ("fp8", "int4", "int8", "experts"))],
+    "4": [("fast", ("fp8", "int4", "int8", "experts", "states"))],
     "5": [("fast", ("peer",))],
 }
 SITTING_SECONDS = 540.0
@@ -154,6 +156,7 @@ def run_mode(mode: str, parts: Sequence[str], deadline: float, scale: Scale, fol
         "int4": lambda: at(engine("8b", "int4"), (1, 16, 64)),
         "int8": lambda: at(engine("8b", "int8"), (1, 16, 64)),
         "experts": lambda: at(engine("experts"), (1, 64)),
+        "states": lambda: alone(lambda: states(ceiling, scale)),
         "peer": lambda: peer(lambda: engine("8b"), scale, release),
     }
     for name in parts:

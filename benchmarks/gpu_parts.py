@@ -56,6 +56,7 @@ class Scale:
     prefill: int = 8192
     heads: tuple[int, int] = (32, 8)  # of queries and keys
     head_dim: int = 128
+    delta_heads: tuple[int, int] = (16, 32)  # of keys and values, where layers have states
     batch: int = 256
     lengths: tuple[int, int] = (100, 1025)
     thousand: int = 1000
@@ -67,8 +68,8 @@ class Scale:
         """Whatever a CPU does in seconds, by the same code."""
         return Scale(
             "cpu", torch.float32, {"1b": "tiny", "8b": "tiny"}, copied=1 << 16, copies=1, square=32, repeats=1, calls=1,
-            sequences=2, context=64, prefill=40, heads=(4, 2), head_dim=16, batch=4, lengths=(4, 9), thousand=8,
-            decode_context=80, peer_tokens=3,
+            sequences=2, context=64, prefill=40, heads=(4, 2), head_dim=16, delta_heads=(1, 2), batch=4, lengths=(4, 9),
+            thousand=8, decode_context=80, peer_tokens=3,
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.runner import Work
 from tandem.worker.model.states import StateWork
 from tests.exhaustive import some
+from tests.worker_svc.card.states_in_torch import KERNELS
 from tests.worker_svc.card.test_engine_on_a_card import (
     GREEDY,
     MODEL,
@@ -55,11 +56,14 @@ def test_answers_are_those_of_a_processor_though_sequences_are_preempted(kind: s
     fields: dict[str, object] = {"model": MODELS[kind], **NARROW}
     engine = built(**fields)
     samplings = GREEDY, Sampling(temperature=0.8, top_p=0.9)
+    compiled = {name: set(variants) for name, variants in card.compiled.items() if name in KERNELS}
+    assert "_keep" in compiled
     card.waits.clear()
     on_card = answers(engine, some_requests(5, *samplings, output=30))
     statistics = engine.engine.scheduler.statistics
     assert statistics.preemptions and statistics.overlapped_steps and card.replays
     assert all(read_of_the_ids([wait]) for wait in card.waits)
+    assert compiled == {name: card.compiled[name] for name in compiled}  # nothing anew after the start
     with absent():
         assert_alike(on_card, answers(built("cpu", **fields), some_requests(5, *samplings, output=30)))
 

@@ -15,7 +15,7 @@ from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a card runs the benchmark itself")
 def test_parts_tell_their_results(capsys: pytest.CaptureFixture[str]) -> None:
-    parts = ["trace", "kernels", "products", "fp8_products", "dependent", "serving", "traffic", "overlap"]
+    parts = ["trace", "kernels", "products", "fp8_products", "dependent", "serving", "traffic", "overlap", "states"]
     gpu.run_mode("fast", parts, math.inf, Scale.small())
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     results = {each["part"]: each["result"] for each in told if "part" in each}
