@@ -172,7 +172,7 @@ def everything(cache: StateCache, slots: Sequence[int]) -> list[torch.Tensor]:
     return [part[slot] for part in parts for slot in slots]
 
 
-@pytest.mark.parametrize("name", some(RULES, "delta rule", "state space", "convolution"))
+@pytest.mark.parametrize("name", some(RULES, "delta rule", "convolution"))
 def test_bits_depend_neither_on_chunks_nor_on_company_nor_on_what_turned_out_wrong(name: str) -> None:
     rule = RULES[name]()
     mixed, gates = rows_for(rule, 10)
@@ -208,7 +208,7 @@ def test_bits_depend_neither_on_chunks_nor_on_company_nor_on_what_turned_out_wro
         assert torch.equal(one, before)  # slots of nobody are left alone
 
 
-@pytest.mark.parametrize("name", some(RULES, "delta rule", "state space"))
+@pytest.mark.parametrize("name", some(RULES, "state space"))
 def test_numbers_of_any_size_stay_with_their_sequence(name: str) -> None:
     rule = RULES[name]()
     mixed, gates = rows_for(rule, 8)
@@ -254,7 +254,7 @@ def test_models_with_states_are_those_of_transformers_whole_in_chunks_and_in_fix
     kind, changes = MODELS[name]
     theirs = saved(kind, tmp_path, **changes)
     model = loaded(tmp_path, operations_for(True, split=64))
-    cache, ids = cache_for(model, 4), np.array(some_ids(97, 9), dtype=np.int32)
+    cache, ids = cache_for(model, 4), np.array(some_ids(97, 7), dtype=np.int32)
     sizes, pages = model.config.recurrence, np.arange(2)
     assert sizes is not None
     states = StateCache(StateShape(sizes, SLOTS, JOURNAL), DEVICE)
@@ -266,10 +266,10 @@ def test_models_with_states_are_those_of_transformers_whole_in_chunks_and_in_fix
         works = [*company, Work(ids[start:end], start, pages, samples, state=state)]
         return runner.forward(works)[len(company) :][:samples].clone()
 
-    whole = run(usual, 0, 9, 9, StateWork(0, 0, 9))
+    whole = run(usual, 0, 7, 7, StateWork(0, 0, 7))
     with torch.inference_mode():
         expected = theirs(torch.tensor(ids[None].astype(np.int64))).logits[0]
     torch.testing.assert_close(whole.cpu(), expected, atol=1e-4, rtol=0)
-    run(usual, 0, 6, 0, StateWork(1, 0, 6))
-    found = [run(fixed, at, at + 1, 1, StateWork(1, max(6, at - 1), at)) for at in range(6, 9)]
-    assert torch.equal(torch.cat(found), whole[6:])
+    run(usual, 0, 5, 0, StateWork(1, 0, 5))
+    found = [run(fixed, at, at + 1, 1, StateWork(1, 5, at)) for at in (5, 6)]
+    assert torch.equal(torch.cat(found), whole[5:])
