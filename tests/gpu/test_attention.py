@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.worker.model.cuda.operations import TritonOperations
-from tandem.worker.model.kv_formats import Float8, Int4, Int6, Int8, KVFormat, Plain
+from tandem.worker.model.kv_formats import FEW_BITS, Float8, Int4, Int6, Int8, KVFormat, Plain
 from tests.worker_svc.model.cuda.kernels.scenes import Scene
 
 BF16 = torch.bfloat16
@@ -63,6 +63,34 @@ def test_it_equals_float64_over_what_is_stored(
     scene = Scene.make([900, 65, 1], stored, heads=8, kv_heads=2, head_dim=128, page_size=page_size, dtype=dtype)
     parts = [(0, 899, 900), (1, 0, 65), (2, 0, 1), (0, 500, 880)]
     assert error(scene.attend(operations(reproducible, dtype), parts), scene.exact(parts)) < ERRORS[dtype]
+
+
+# heads, latent, rotated, what is stored: DeepSeek V3 on one card and on eight, MiniCPM3.
+LATENTS = [
+    *((128, 512, 64, stored) for stored in (Plain(BF16), *FEW_BITS)),
+    (16, 512, 64, Plain(BF16)),
+    (16, 512, 64, Plain(torch.float32)),
+    (40, 256, 32, Plain(BF16)),
+]
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize(("heads", "latent", "rotated", "stored"), LATENTS, ids=str)
+def test_attention_over_latents_equals_float64(
+    heads: int, latent: int, rotated: int, stored: KVFormat, reproducible: bool
+) -> None:
+    dtype = torch.float32 if stored.name == "float32" else BF16
+    scene = Scene.make(
+        [900, 65, 1], stored, heads=heads, kv_heads=1, head_dim=latent + rotated, page_size=64, dtype=dtype,
+        latent=latent,
+    )  # fmt: skip
+    ours = operations(reproducible, dtype)
+    parts = [(0, 899, 900), (1, 0, 65), (2, 0, 1), (0, 700, 880)]
+    together = scene.attend(ours, parts)
+    assert error(together, scene.exact(parts)) < ERRORS[dtype]
+    if reproducible:  # the last token of the first in a prefill, alone, and beside others
+        assert torch.equal(scene.attend(ours, [(0, 850, 900)])[0][-1:], together[0])
+        assert torch.equal(scene.attend(ours, parts[:1])[0], together[0])
 
 
 @pytest.mark.parametrize("reproducible", MODES)

@@ -20,7 +20,7 @@ from tandem.worker.model.operations import Products
 from tandem.worker.model.runner import Work
 from tests.worker_svc.model.cuda.kernels.test_states import MODELS as STATES
 from tests.worker_svc.model.llama_folders import random_llama, some_ids
-from tests.worker_svc.model.test_architectures import saved
+from tests.worker_svc.model.test_architectures import DEEPSEEK_V3, saved
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -50,12 +50,12 @@ def answers(engine: BuiltEngine, requests: list[Request]) -> dict[int, list[int]
     return ids
 
 
-def some_requests(vocabulary: int, count: int, sampling: Sampling) -> list[Request]:
+def some_requests(vocabulary: int, count: int, sampling: Sampling, longest: int = 90) -> list[Request]:
     draw = np.random.default_rng(count)
     return [
         Request.make(
             number,
-            draw.integers(3, vocabulary, draw.integers(1, 90)),
+            draw.integers(3, vocabulary, draw.integers(1, longest)),
             replace(sampling, seed=number),
             Stopping(max_tokens=int(draw.integers(2, 40))),
         )
@@ -98,6 +98,24 @@ def test_models_with_states_answer_as_on_a_cpu_recorded_or_not_whatever_was_cach
     for engine in (on_card, launched, on_card):  # the last time out of the cache
         assert answers(engine, some_requests(vocabulary, 12, GREEDY)) == expected
     assert on_card.engine.scheduler.statistics.cached_prompt_tokens
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8", "int6", "int4"])
+def test_a_model_with_latents_answers_alike_recorded_and_not(kv_cache_dtype: str, tmp_path: Path) -> None:
+    saved("DeepseekV3", tmp_path, **DEEPSEEK_V3 | {"kv_lora_rank": 64, "qk_rope_head_dim": 16})
+    fields = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "context_length": 96}
+    engines = [built(tmp_path, cuda_graphs=graphs, **fields) for graphs in (True, False)]
+    assert engines[0].row_invariant and isinstance(engines[0].engine._runner, GraphedRunner)
+    requests = [some_requests(engines[0].config.vocab_size, 12, GREEDY, longest=50) for _ in range(2)]
+    recorded, launched = (answers(engine, each) for engine, each in zip(engines, requests, strict=True))
+    assert recorded == launched
+
+
+def test_a_model_with_latents_writes_what_it_writes_on_a_cpu(tmp_path: Path) -> None:
+    saved("DeepseekV3", tmp_path, **DEEPSEEK_V3 | {"kv_lora_rank": 64, "qk_rope_head_dim": 16})
+    on_cpu, on_card = built(tmp_path, device="cpu"), built(tmp_path)
+    requests = [some_requests(on_cpu.config.vocab_size, 12, GREEDY, longest=50) for _ in range(2)]
+    assert answers(on_card, requests[0]) == answers(on_cpu, requests[1])
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8", "int6", "int4"])
