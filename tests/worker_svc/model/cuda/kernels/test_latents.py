@@ -88,8 +88,7 @@ def test_it_equals_float64_in_16_bits(dtype: torch.dtype) -> None:
     ("stored", "name", "reproducible"),
     some(
         cases(FORMATS[1:], "odd", APART, FOURS),
-        (INT4, "odd", True), (INT4, APART, False), (INT8, APART, True), (FLOAT8, "odd", False),
-        (INT6, FOURS, False), (INT6, APART, True),
+        (INT4, "odd", True), (INT4, APART, False), (FLOAT8, "odd", False), (INT6, FOURS, False),
     ),
 )  # fmt: skip
 def test_it_equals_float64_over_what_is_stored(stored: KVFormat, name: str, reproducible: bool) -> None:
@@ -188,9 +187,7 @@ def test_what_is_stored_and_the_queries_are_those_of_torch(stored: KVFormat, nam
 
 @pytest.mark.usefixtures("_rows_alike")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("heads", "columns", "outputs"), some([(5, 12, 24), (2, 512, 128), (3, 70, 9)], (5, 12, 24), (3, 70, 9))
-)
+@pytest.mark.parametrize(("heads", "columns", "outputs"), some([(5, 12, 24), (2, 512, 128), (3, 70, 9)], (3, 70, 9)))
 def test_heads_are_multiplied_together_and_a_row_has_its_bits_in_any_company(
     heads: int, columns: int, outputs: int, dtype: torch.dtype
 ) -> None:
@@ -232,7 +229,7 @@ WHOLE = (
 
 @pytest.mark.parametrize(
     ("name", "reproducible", "layers"),
-    some(itertools.product(WHOLE, (True, False), (1, 2)), ("deepseek v3", True, 1), ("minicpm3", False, 1)),
+    some(itertools.product(WHOLE, (True, False), (1, 2)), ("deepseek v3", True, 1)),
 )
 def test_a_model_equals_transformers(name: str, reproducible: bool, layers: int, tmp_path: Path) -> None:
     kind, changes = MODELS[name]
