@@ -132,6 +132,7 @@ def test_the_bits_are_the_same_alone_in_chunks_and_in_company(
 def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, window: int, page_size: int):
     if not native.available():
         pytest.skip("no AVX2, or no C compiler")
+    within = 2e-4 if name in ("int8", "int6") else 2e-6  # queries and weights of 16 bits
     results = []
     for kind in (NativeOperations, TorchOperations):
         stored = kv_format(name, torch.float32)
@@ -140,7 +141,7 @@ def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, wind
         if kind is NativeOperations:
             assert_same_bits(scene)
     for compiled, expected in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, expected, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(compiled, expected, atol=within, rtol=1e-5)
 
 
 def test_every_number_of_8_bits_is_read_as_torch_reads_it():

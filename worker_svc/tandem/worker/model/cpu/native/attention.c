@@ -12,60 +12,25 @@
 //
 // Work comes in blocks of consecutive tokens of one sequence; a block's queries of one kv head are `rows` here.
 
-#include "numbers.h"
+#include "attention_digits.h"
 #include "operations.h"
 
-typedef struct {
-    const void *part[2][2];  // of keys, of values: [pages, kv_heads, page_size, ...]
-    int format;
-    const int32_t *blocks;  // [blocks, 6]: first row, tokens, first position, row of `tables`, -, -
-    const int32_t *tables;  // [sequences, width]
-    int64_t width;
-    const float *q;  // [rows, heads, head_dim], rows `stride` apart
-    int64_t stride;
-    float *out;  // [rows, heads * head_dim]
-    // A kv head's `shares * group` queries of a token are `shares` pieces of work. Values are `value_dim` numbers, of a
-    // vector as long as a key; the rest of `out` is 0.
-    int64_t kv_heads, group, shares, head_dim, value_dim, page_size, window;
-    float scale, cap;    // cap 0: none
-    const float *sinks;  // [heads], one more score each, of a value that is 0; or 0
-} Attention;
-
-#define QUERIES 3  // with KEYS sums each
-#define KEYS 4
-#define OUTPUTS 6  // with 2 vectors each
-
-// Eight e4m3 as fp32. Below 2^-6 they are multiples of 2^-9.
-INLINE __m256 from_float8(__m128i codes) {
-    const __m256i wide = _mm256_cvtepu8_epi32(codes), size = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
-    const __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(120 << 23));
-    const __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(0x1p-9f));
-    const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), size);
-    const __m256i v = _mm256_blendv_epi8(normal, _mm256_castps_si256(small), is_small);
-    const __m256i nan = _mm256_cmpeq_epi32(size, _mm256_set1_epi32(0x7f));
-    const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(wide, 7), 31);
-    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_or_si256(v, nan), sign));
+// Sixteen e4m3, the last eight of which may be none, as fp32. Their bits are those of fp16 but for the exponent's bias,
+// which is 8 less, and for NaN.
+INLINE void from_float8(const uint8_t *from, const int whole, float *to) {
+    const __m128i codes = whole ? _mm_loadu_si128((const __m128i *)from) : _mm_loadl_epi64((const __m128i *)from);
+    const __m256i wide = _mm256_cvtepi8_epi16(codes), size = _mm256_set1_epi16(0x7f);
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, size), size);
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
+    const __m256i all = _mm256_or_si256(half, nan);
+    const __m256 bias = _mm256_set1_ps(256.0f);
+    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(all)), bias));
+    if (whole) _mm256_storeu_ps(to + 8, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(all, 1)), bias));
 }
 
-// Numbers of six bits as they are, from their lowest four bits, two a byte, and their highest two, four a byte.
-INLINE void digits_of_6_bits(const uint8_t *packed, int64_t d, int8_t *to) {
-    const uint8_t *low = packed, *high = packed + d / 2;
-    const __m256i zero = _mm256_set1_epi8(32);
-    int64_t i = 0;
-    for (; i + 32 <= d; i += 32) {
-        __m256i fours = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(low + i / 2)));
-        fours = _mm256_and_si256(_mm256_or_si256(fours, _mm256_slli_epi16(fours, 4)), _mm256_set1_epi8(15));
-        __m256i twos = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(high + i / 4)));
-        twos = _mm256_or_si256(_mm256_slli_epi32(twos, 4), _mm256_slli_epi32(twos, 10));
-        twos = _mm256_and_si256(_mm256_or_si256(twos, _mm256_slli_epi32(twos, 12)), _mm256_set1_epi8(48));
-        _mm256_storeu_si256((__m256i *)(to + i), _mm256_sub_epi8(_mm256_or_si256(fours, twos), zero));
-    }
-    for (; i < d; i++) to[i] = (int8_t)((low[i / 2] >> i % 2 * 4 & 15) + (high[i / 4] >> i % 4 * 2 & 3) * 16 - 32);
-}
-
-// `keys` vectors of one page and head as fp32: where they lie, or in `room`.
-INLINE const float *tile(const Attention *a, const int which, int64_t page, int64_t head, int64_t keys, float *room) {
-    const int64_t d = a->head_dim, first = (page * a->kv_heads + head) * a->page_size;
+// `keys` vectors of one page and head, from number `first` of the pages on, as fp32: where they lie, or in `room`.
+INLINE const float *vectors(const Attention *a, const int which, int64_t first, int64_t keys, float *room) {
+    const int64_t d = a->head_dim;
     const void *numbers = a->part[which][0], *constants = a->part[which][1];
     if (a->format == FP32) return (const float *)numbers + first * d;
     if (a->format == BF16 || a->format == FP16) {
@@ -77,35 +42,22 @@ INLINE const float *tile(const Attention *a, const int which, int64_t page, int6
         }
     } else if (a->format == FP8) {
         const uint8_t *from = (const uint8_t *)numbers + first * d;
-        for (int64_t i = 0; i < keys * d; i += 8)
-            _mm256_storeu_ps(room + i, from_float8(_mm_loadl_epi64((const __m128i *)(from + i))));
-    } else if (a->format == INT8 || a->format == INT6) {
-        for (int64_t key = 0; key < keys; key++) {
-            const int8_t *from = (const int8_t *)numbers + (first + key) * d;
-            if (a->format == INT6) {
-                int8_t *digits = (int8_t *)(room + (key + 1) * d) - d;  // where the last of the vector's numbers come
-                digits_of_6_bits((const uint8_t *)numbers + (first + key) * (d * 3 / 4), d, digits);
-                from = digits;
-            }
-            const __m256 scale = _mm256_broadcast_ss((const float *)constants + first + key);
-            for (int64_t i = 0; i < d; i += 8) {
-                const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + i)));
-                _mm256_storeu_ps(room + key * d + i, _mm256_mul_ps(_mm256_cvtepi32_ps(wide), scale));
-            }
-        }
+        int64_t i = 0;
+        for (; i + 16 <= keys * d; i += 16) from_float8(from + i, 1, room + i);
+        if (i < keys * d) from_float8(from + i, 0, room + i);
     } else {
         const int64_t group = d % 32 ? d : 32, groups = d / group;
-        for (int64_t key = 0; key < keys; key++) {
-            const uint8_t *from = (const uint8_t *)numbers + (first + key) * d / 2;
-            const float *scale = (const float *)constants + (first + key) * 2 * groups, *low = scale + groups;
-            for (int64_t i = 0; i < d; i += 8) {
+        const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), digit = _mm256_set1_epi32(15);
+        for (int64_t part = 0; part < keys * groups; part++) {
+            const uint8_t *from = (const uint8_t *)numbers + (first * groups + part) * group / 2;
+            const float *scale = (const float *)constants + (first + part / groups) * 2 * groups + part % groups;
+            const __m256 step = _mm256_set1_ps(scale[0]), low = _mm256_set1_ps(scale[groups]);
+            for (int64_t i = 0; i < group; i += 8) {
                 int32_t four;
                 memcpy(&four, from + i / 2, sizeof four);
-                const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-                const __m256i wide =
-                    _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(four), shifts), _mm256_set1_epi32(15));
-                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(scale[i / group]));
-                _mm256_storeu_ps(room + key * d + i, _mm256_add_ps(scaled, _mm256_set1_ps(low[i / group])));
+                const __m256i wide = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(four), shifts), digit);
+                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(wide), step);
+                _mm256_storeu_ps(room + part * group + i, _mm256_add_ps(scaled, low));
             }
         }
     }
@@ -131,11 +83,10 @@ INLINE void score_tile(const int rows, const int keys, const float *q, const flo
     }
 }
 
-INLINE void score_rows(const int rows, const float *q, const float *k, int64_t d, int64_t keys, int64_t page_size,
-                       float *s, int64_t width) {
+INLINE void score_rows(const int rows, const float *q, const float *k, int64_t d, int64_t keys, float *s,
+                       int64_t width) {
     int64_t key = 0;
-    for (; key < keys && key + KEYS <= page_size; key += KEYS)
-        score_tile(rows, KEYS, q, k + key * d, d, s + key, width);
+    for (; key + KEYS <= keys; key += KEYS) score_tile(rows, KEYS, q, k + key * d, d, s + key, width);
     for (; key < keys; key++) score_tile(rows, 1, q, k + key * d, d, s + key, width);
 }
 
@@ -204,18 +155,6 @@ INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *
     *l += one_sum(sum);
 }
 
-// clang-format off
-#define BY_ROWS(COUNT, HIGHEST, CALL)                                                                                  \
-    for (int64_t row = 0; row < COUNT;) {                                                                              \
-        const int64_t left = COUNT - row;                                                                              \
-        if (HIGHEST == 6 && left >= 6) { CALL(6); row += 6; }                                                          \
-        else if (HIGHEST == 6 && left >= 4) { CALL(4); row += 4; }                                                     \
-        else if (left >= 3) { CALL(3); row += 3; }                                                                     \
-        else if (left == 2) { CALL(2); row += 2; }                                                                     \
-        else { CALL(1); row += 1; }                                                                                    \
-    }
-// clang-format on
-
 // The first key that the query at a place sees: with a window, `window - 1` keys and its own; below 0, those of its own
 // chunk of so many; with 0, all.
 INLINE int64_t oldest_seen(int64_t window, int64_t place) {
@@ -226,39 +165,69 @@ INLINE int64_t oldest_seen(int64_t window, int64_t place) {
 // `head` counts pieces of work.
 static void attend(const Attention *a, const int32_t *block, int64_t head, float *room) {
     const int64_t d = a->head_dim, kv_head = head / a->shares, size = a->page_size, width = (size + 7) / 8 * 8;
-    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group;
+    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, wide = (d + 15) / 16 * 16;
     const int64_t heads = a->kv_heads * a->shares * a->group;
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    const int digits = a->format == INT8 || a->format == INT6;
+    const int64_t chunk = one ? size : CHUNK;
     const int32_t *pages = a->tables + block[3] * a->width;
     float *q = room, *o = q + rows * d, *s = o + rows * d, *m = s + rows * width, *l = m + rows;
-    float *key_room = l + rows, *value_room = key_room + size * d;
+    float *q_step = l + rows, *w_step = q_step + rows, *tiles = w_step + rows;
+    int8_t *key_digits = (int8_t *)tiles, *value_digits = key_digits + size * d;
+    int16_t *few = (int16_t *)(tiles + size * d), *weights = few + rows * wide;
     const __m256 scale = _mm256_set1_ps(a->scale);
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         for (int64_t i = 0; i < d; i += 8)
             _mm256_storeu_ps(q + row * d + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
+        if (digits) {
+            q_step[row] = to_16_bits(q + row * d, d, few + row * wide);
+            memset(few + row * wide + d, 0, (size_t)(wide - d) * sizeof(int16_t));
+        }
         m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY, l[row] = a->sinks ? 1 : 0;
     }
     memset(o, 0, (size_t)(rows * d) * sizeof(float));
     const int64_t oldest = oldest_seen(a->window, position);
     for (int64_t start = oldest / size * size; start < position + tokens; start += size) {
-        const int64_t page = pages[start / size],
-                      keys = position + tokens - start < size ? position + tokens - start : size;
-        const float *k = tile(a, 0, page, kv_head, keys, key_room);
-        const float *v = one ? k : tile(a, 1, page, kv_head, keys, value_room);
-        const int64_t looked_at = (keys + 7) / 8 * 8;
-#define CALL(R) score_rows(R, q + row * d, k, d, keys, size, s + row * width, width)
-        BY_ROWS(rows, 3, CALL)
+        const int64_t left = position + tokens - start, keys = left < size ? left : size;
+        const int64_t looked_at = (keys + 7) / 8 * 8, first = (pages[start / size] * a->kv_heads + kv_head) * size;
+        const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
+        const int8_t *few_k = 0;
+        const float *k = 0;
+        if (digits) {
+            few_k = digits_of(a, 0, first, keys, key_digits);
+#define CALL(R) score_digits(R, few + row * wide, wide, q_step + row, few_k, k_scale, d, keys, s + row * width, width)
+            BY_ROWS(rows, 3, CALL)
 #undef CALL
+        } else
+            for (int64_t key = 0; key < keys; key += chunk) {
+                const int64_t some = keys - key < chunk ? keys - key : chunk;
+                k = vectors(a, 0, first + key, some, tiles);
+#define CALL(R) score_rows(R, q + row * d, k, d, some, s + row * width + key, width)
+                BY_ROWS(rows, 3, CALL)
+#undef CALL
+            }
         for (int64_t row = 0; row < rows; row++) {
             const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
-            const int64_t seen = oldest_seen(a->window, place), first = seen > start ? seen - start : 0;
+            const int64_t oldest_here = oldest_seen(a->window, place);
+            const int64_t begin = oldest_here > start ? oldest_here - start : 0;
             if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
-            soften(s + row * width, looked_at, first, last, o + row * d, d, m + row, l + row);
+            soften(s + row * width, looked_at, begin, last, o + row * d, d, m + row, l + row);
+            if (digits) w_step[row] = scaled_weights(s + row * width, keys, looked_at, v_scale, weights + row * width);
         }
-#define CALL(R) output_rows(R, s + row * width, width, v, d, a->value_dim, keys, o + row * d)
-        BY_ROWS(rows, 6, CALL)
+        if (digits) {
+            const int8_t *few_v = one ? few_k : digits_of(a, 1, first, keys, value_digits);
+#define CALL(R) add_digits(R, weights + row * width, width, w_step + row, few_v, d, a->value_dim, keys, o + row * d)
+            BY_ROWS(rows, 6, CALL)
 #undef CALL
+        } else
+            for (int64_t key = 0; key < keys; key += chunk) {
+                const int64_t some = keys - key < chunk ? keys - key : chunk;
+                const float *v = one ? k : vectors(a, 1, first + key, some, tiles);
+#define CALL(R) output_rows(R, s + row * width + key, width, v, d, a->value_dim, some, o + row * d)
+                BY_ROWS(rows, 6, CALL)
+#undef CALL
+            }
     }
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
@@ -292,8 +261,8 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          scale,
                          cap,
                          sinks};
-    const int64_t rows = most * group, width = (page_size + 7) / 8 * 8;
-    const int64_t numbers = rows * (2 * head_dim + width + 2) + 2 * page_size * head_dim;
+    const int64_t rows = most * group, width = (page_size + 7) / 8 * 8, wide = (head_dim + 15) / 16 * 16;
+    const int64_t numbers = rows * (2 * head_dim + width + 4 + (wide + width) / 2) + page_size * head_dim;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

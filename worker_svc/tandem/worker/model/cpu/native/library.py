@@ -53,7 +53,10 @@ SOURCES = CSources(
         *("products.c", "single_row.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c", "attention.c"),
         *("layer.c", "heads.c", "experts.c", "delta_net.c", "mamba.c", "short_convolution.c"),
     ),
-    ("gates.h", "matrices.h", "numbers.h", "operations.h", "quantized.h", "quantized_narrow.h", "recurrence.h"),
+    (
+        *("attention.h", "attention_digits.h", "gates.h", "matrices.h", "numbers.h", "operations.h", "quantized.h"),
+        *("quantized_narrow.h", "recurrence.h"),
+    ),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.
     ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp"),

@@ -3,33 +3,6 @@
 #include "numbers.h"
 #include "operations.h"
 
-INLINE __m256 least_and_most(__m256 low, __m256 high, float *most) {
-    float lows[8], highs[8];
-    _mm256_storeu_ps(lows, low);
-    _mm256_storeu_ps(highs, high);
-    for (int i = 1; i < 8; i++) {
-        lows[0] = lows[i] < lows[0] ? lows[i] : lows[0];
-        highs[0] = highs[i] > highs[0] ? highs[i] : highs[0];
-    }
-    *most = highs[0];
-    return _mm256_set1_ps(lows[0]);
-}
-
-// The smallest of `count` numbers in every lane, and the largest; both NaN where one of them is.
-INLINE __m256 range(const float *from, int64_t count, float *most) {
-    __m256 low = _mm256_loadu_ps(from), high = low, broken = _mm256_cmp_ps(low, low, _CMP_UNORD_Q);
-    for (int64_t i = 8; i < count; i += 8) {
-        const __m256 v = _mm256_loadu_ps(from + i);
-        low = _mm256_min_ps(low, v), high = _mm256_max_ps(high, v);
-        broken = _mm256_or_ps(broken, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    }
-    if (!_mm256_movemask_ps(broken)) return least_and_most(low, high, most);
-    *most = NAN;
-    return _mm256_set1_ps(NAN);
-}
-
-INLINE float at_least_tiny(float scale) { return scale < 1.17549435e-38f ? 1.17549435e-38f : scale; }  // NaN stays
-
 INLINE __m256i rounded(__m256 v) { return _mm256_cvtps_epi32(v); }  // to nearest, ties to even
 
 // The low bytes of eight numbers.
@@ -75,13 +48,6 @@ INLINE void store_half(const float *from, uint16_t *half, int64_t count, int for
         const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0xd8);
         _mm_storeu_si128((__m128i *)(half + i), _mm256_castsi256_si128(packed));
     }
-}
-
-// One of `steps` from zero to the largest of `count` numbers.
-INLINE float step_of(const float *from, int64_t count, float steps) {
-    float most;
-    const float least = _mm256_cvtss_f32(range(from, count, &most));
-    return at_least_tiny((-least > most ? -least : most) / steps);
 }
 
 INLINE void store_int8(const float *from, int8_t *to, float *constant, int64_t count) {
