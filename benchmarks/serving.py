@@ -4,12 +4,14 @@
     worker   a worker process over raw gRPC: ids in, ids out
     sdk      text to text through the SDK, the tokenizer service and the worker
 
-    python benchmarks/serving.py [--model models/demo] [--streams 1 16 64] [--rounds 5]
+    python benchmarks/serving.py [--model models/demo] [--size HIDDEN LAYERS] [--streams 1 16 64] [--rounds 5]
 
 what a token costs in each process, in microseconds of the processor, which a busy machine disturbs far less than
 tokens/s; and how long the engine's steps take when the front and the engine share the cores: the period of a decode
 step at 16 streams with the whole worker, against the same engine process whose results nobody streams. There the client
 has the lowest priority: it belongs to another machine, and must not take the cores from either.
+
+With `--size` the model is a larger one of random weights with the same tokenizer, whose steps take longer.
 
 Prompts differ, so that nothing is cached; answers are greedy and of fixed length. Rounds alternate between the three
 ways, and medians are reported: on a shared machine only ratios within one run mean something. The client runs on the
@@ -23,6 +25,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -39,6 +42,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import grpc
 import numpy as np
+import torch
+from safetensors.torch import save_file
 
 from benchmarks.machine import add_output_flags, save
 from tandem.client import AsyncClient
@@ -78,6 +83,36 @@ class Service(NamedTuple):
         """Its process by `name`, and by `child` its first one, if it has any."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return {name: self.pid} | ({child: int(children[0])} if children else {})
+
+
+def write_larger(folder: Path, model: Path, hidden: int, layers: int) -> None:
+    """Writes a model like the Llama in the folder `model`, with its tokenizer, but of this size and random."""
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer.model"):
+        shutil.copy(model / name, folder)
+    config = json.loads((model / "config.json").read_text())
+    size, heads = config["head_dim"], hidden // config["head_dim"]
+    config |= {"hidden_size": hidden, "intermediate_size": 5 * hidden // 2, "num_hidden_layers": layers}
+    config |= {"num_attention_heads": heads, "num_key_value_heads": heads // 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    inner, kv = config["intermediate_size"], heads // 2 * size
+    shapes = {"embed_tokens": (config["vocab_size"], hidden), "norm": (hidden,)}
+    for layer in range(layers):
+        shapes |= {f"layers.{layer}.{name}": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+        matrices = {
+            "q_proj": (hidden, hidden),
+            "k_proj": (kv, hidden),
+            "v_proj": (kv, hidden),
+            "o_proj": (hidden, hidden),
+        }
+        shapes |= {f"layers.{layer}.self_attn.{name}": shape for name, shape in matrices.items()}
+        matrices = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        shapes |= {f"layers.{layer}.mlp.{name}": shape for name, shape in matrices.items()}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"model.{name}.weight": torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.02
+        for name, shape in shapes.items()
+    }
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
 def processor_seconds(processes: Mapping[str, int]) -> dict[str, float]:
@@ -288,6 +323,7 @@ def _run_step_periods(options: argparse.Namespace, threads: int) -> dict[str, ob
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/demo")
+    parser.add_argument("--size", type=int, nargs=2, metavar=("HIDDEN", "LAYERS"), help="a random model like it")
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument(
         "--step-threads", type=int, nargs="*", default=[1, 2], help="engine threads of the step periods"
@@ -298,14 +334,25 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     add_output_flags(parser)
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tandem-serving-") as folder:
+        if options.size:
+            write_larger(Path(folder), Path(options.model), *options.size)
+            run(argparse.Namespace(**vars(options) | {"model": folder}), options)
+        else:
+            run(options, options)
+
+
+def run(options: argparse.Namespace, told: argparse.Namespace) -> None:
+    """Measures with `options`; the results say that it was with `told`."""
+    suffix = "-{}x{}".format(*options.size) if options.size else ""
     if options.step_threads:
         periods = []
         for threads in options.step_threads:  # each in a process of its own, which yields the cores for good
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 periods.append(pool.submit(_run_step_periods, options, threads).result())
-        save("step-periods", options, periods)
+        save(f"step-periods{suffix}", told, periods)
     if options.streams:
-        save("serving", options, asyncio.run(measure(options)))
+        save(f"serving{suffix}", told, asyncio.run(measure(options)))
 
 
 if __name__ == "__main__":

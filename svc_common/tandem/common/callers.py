@@ -67,14 +67,13 @@ class Callers:
             return operator_refusal(self._operators, metadata, known=self._tokens is not None and as_caller is None)
         return None if self._operators.refusal(metadata) is None else as_caller
 
-    def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-        """Returns the caller's identity, at most 256 characters."""
-        caller = self._identity(context)
+    def identify(self, context: grpc.aio.ServicerContext[Any, Any], metadata: Metadata) -> str:
+        """Returns the caller's identity, at most 256 characters; `metadata` came with the call."""
+        caller = self._identity(context, metadata)
         # Certificates may have many names.
         return caller if len(caller) <= _LONGEST else f"digest:{hashlib.sha256(caller.encode()).hexdigest()}"
 
-    def _identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-        metadata = tuple(context.invocation_metadata() or ())
+    def _identity(self, context: grpc.aio.ServicerContext[Any, Any], metadata: Metadata) -> str:
         for tokens in (self._tokens, self._operators):
             if tokens is not None and (name := tokens.name(metadata)) is not None:
                 return f"token:{name}"

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
-from tandem.common.callers import caller_var
+from tandem.common.callers import Metadata, caller_var
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, unavailable
 from tandem.common.logs import trace_id_var
 from tandem.common.message_limits import MalformedMessageError, MessageLimits
@@ -66,7 +66,7 @@ class GuardedMethod:
         metrics: MethodMetrics,
         running: RunningRpcs,
         refusal: Callable[[], ServiceError | None] | None,
-        identify: Callable[[Context], str],
+        identify: Callable[[Context, Metadata], str],
         calls: OpenCalls | None,
         limits: MessageLimits | None,
         turns: Turns,
@@ -185,8 +185,9 @@ class GuardedMethod:
         task = asyncio.current_task()
         assert task is not None
         rpc = RunningRpc(self._path, task, work=self._refusal is not None)
-        adopt_ids(context)
-        caller = self._identify(context)
+        metadata = tuple(context.invocation_metadata() or ())
+        adopt_ids(metadata)
+        caller = self._identify(context, metadata)
         caller_var.set(caller)
         facts = begin_facts()
         span = begin_request(self._path[1:], traceparent_var.get()) if self._refusal is not None else None
@@ -216,7 +217,7 @@ class GuardedMethod:
             self._metrics.in_flight.dec()
             self._metrics.handled(code, seconds, exemplar())
             level = logging.INFO if self._refusal is not None and (code != "OK" or seconds >= _SHORT) else logging.DEBUG
-            note(self._name, code, seconds, caller, context.peer() or "", facts, level)
+            note(self._name, code, seconds, caller, context.peer, facts, level)
             if span is not None:
                 span.end_call(self._path, code, seconds, facts)
         if failure is None:

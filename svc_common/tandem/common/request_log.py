@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 
 logger = logging.getLogger("tandem.common.access")
@@ -24,8 +25,17 @@ def tell(**facts: object) -> None:
         found.update(facts)
 
 
-def note(method: str, code: str, seconds: float, caller: str, peer: str, facts: dict[str, object], level: int) -> None:
-    """Writes the line of a request that has ended; `method` is its name without the service's."""
+def note(
+    method: str,
+    code: str,
+    seconds: float,
+    caller: str,
+    peer: Callable[[], str | None],
+    facts: dict[str, object],
+    level: int,
+) -> None:
+    """Writes the line of a request that has ended; `method` is its name without the service's. `peer` is asked only
+    where the line is written."""
     if logger.isEnabledFor(level):
-        told = {"code": code, "milliseconds": round(seconds * 1000, 1), "caller": caller, "peer": peer, **facts}
+        told = {"code": code, "milliseconds": round(seconds * 1000, 1), "caller": caller, "peer": peer() or "", **facts}
         logger.log(level, method, extra=told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,10 +21,10 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
-def adopt_ids(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+def adopt_ids(metadata: Sequence[tuple[str, str | bytes]]) -> None:
     """Sets the ids that the log shows: the client's own where they are well formed."""
     request_id = trace_id = traceparent = ""
-    for key, value in context.invocation_metadata() or ():
+    for key, value in metadata:
         if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             request_id = value
         elif key == TRACEPARENT and isinstance(value, str):
@@ -42,5 +43,6 @@ def trace_id_of(traceparent: str) -> str:
 
 def echo_request_id(context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """Adds the request id to the trailing metadata; a handler may have changed either."""
-    others = tuple(pair for pair in context.trailing_metadata() or () if pair[0] != REQUEST_ID)
-    context.set_trailing_metadata((*others, (REQUEST_ID, request_id_var.get())))
+    found, mine = context.trailing_metadata() or (), (REQUEST_ID, request_id_var.get())
+    if tuple(found) != (mine,):
+        context.set_trailing_metadata((*(pair for pair in found if pair[0] != REQUEST_ID), mine))

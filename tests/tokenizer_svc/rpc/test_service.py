@@ -12,6 +12,7 @@ import tokenizers
 
 from tandem.tokenizer.encoding import Segment
 from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.rpc.metrics import InputTokens
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -427,6 +428,16 @@ async def test_metrics_count_tokens_and_bytes(start_service: Any) -> None:
     assert registry.get_sample_value("tandem_tokenizer_encoded_bytes_total", labels) == 4
     assert registry.get_sample_value("tandem_tokenizer_decoded_tokens_total", labels) == len(encoding.ids)
     assert registry.get_sample_value("tandem_tokenizer_pool_queued") == 0
+
+
+def test_inputs_are_counted_alike_one_by_one_and_together() -> None:
+    sizes = [0, 1, 2, 4, 5, 16, 17, 1024, 1025, 1_048_576, 1_048_577]
+    alone, together = InputTokens(), InputTokens()
+    for size in sizes:
+        alone.observe(size)
+    together.observe(*sizes)
+    assert alone.read() == together.read()
+    assert alone.read()[0][0] == ("1.0", 2) and alone.read()[0][-1] == ("+Inf", len(sizes))
 
 
 async def test_a_large_text_that_threads_share_has_the_ids_of_the_whole(start_service: Any, shared_data: Path) -> None:

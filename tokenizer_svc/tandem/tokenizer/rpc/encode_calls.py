@@ -33,6 +33,19 @@ class EncodeCalls:
         self._settings = settings
         self._pool = pool
 
+    def encode_little(self, loaded: Loaded, request: pb.EncodeRequest) -> bytes | None:
+        """Returns the EncodeResponse where the ids alone of one small plain text are asked for, as nearly always; None
+        where more is."""
+        plain = PlainTexts(min(self._settings.inline_bytes, self._settings.max_input_bytes))
+        if request.include_offsets or request.include_pieces or not plain.take([request.input]):
+            return None
+        loaded.metrics.encoded_bytes.inc(plain.sizes[0])
+        ids = loaded.tokenizer.encode_segments((Segment(plain.texts[0]),), plain.add_special).id_array
+        loaded.metrics.input_tokens.observe(len(ids))
+        _count(loaded, len(ids))
+        rest = pb.EncodeResponse(fingerprint=loaded.tokenizer.fingerprint)
+        return b"".join([*encoding_field(ids, len(ids)), rest.SerializeToString()])
+
     async def encode(self, loaded: Loaded, job: EncodeJob, offsets: bool, pieces: bool) -> bytes:
         """Returns an EncodeResponse. Raises ServiceError."""
         plain = not offsets and not pieces and job.max_tokens is None

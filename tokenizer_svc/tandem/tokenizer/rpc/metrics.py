@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,11 @@ class InputTokens:
         self._sum = 0
 
     def observe(self, *tokens: int) -> None:
+        if len(tokens) == 1:  # numpy would take five microseconds
+            with self._lock:
+                self._counts[bisect_left(_TOKEN_BUCKETS, tokens[0])] += 1
+                self._sum += tokens[0]
+            return
         counts = np.bincount(np.searchsorted(_TOKEN_BUCKETS, tokens), minlength=len(_TOKEN_BUCKETS) + 1)
         with self._lock:
             self._counts += counts

@@ -153,6 +153,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
+        if (answer := self._encoding.encode_little(loaded, request)) is not None:
+            return answer
         read = partial(validation.encode_job, request, loaded.tokenizer, self._settings)
         job = await self._encoding.read([request.input], read)
         return await self._encoding.encode(loaded, job, request.include_offsets, request.include_pieces)
