@@ -10,6 +10,7 @@ import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -51,15 +52,31 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-save", action="store_true", help="print only")
 
 
+def _shown(argument: str) -> str:
+    """Less what is this machine's alone."""
+    inside = argument.removeprefix(f"{ROOT}/")
+    return Path(inside).name if inside.startswith("/") else inside
+
+
+def _path_today(benchmark: str, machine: str) -> Path:
+    return RESULTS / f"{benchmark}-{machine}-{datetime.now(UTC):%Y-%m-%d}.json"
+
+
+def saved_today(benchmark: str, machine: str) -> Any:
+    """The results that `save` has written today; {} if there are none."""
+    path = _path_today(benchmark, machine)
+    return json.loads(path.read_text())["results"] if path.exists() else {}
+
+
 def save(benchmark: str, options: argparse.Namespace, results: object) -> None:
     """Writes `benchmarks/results/BENCHMARK-MACHINE-DATE.json` unless told not to."""
     if options.no_save:
         return
     now = datetime.now(UTC)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{benchmark}-{options.machine}-{now:%Y-%m-%d}.json"
+    path = _path_today(benchmark, options.machine)
     arguments = {name: value for name, value in vars(options).items() if isinstance(value, (str, int, float, list))}
-    here = {name: value.removeprefix(f"{ROOT}/") for name, value in arguments.items() if isinstance(value, str)}
+    here = {name: _shown(value) for name, value in arguments.items() if isinstance(value, str)}
     record = {
         "benchmark": benchmark,
         "measured": now.isoformat(timespec="seconds"),

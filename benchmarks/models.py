@@ -1,4 +1,4 @@
-"""How fast is a model of a published shape, beside llama.cpp? Both read the same GGUF file of random weights.
+"""How fast are models of published shapes, beside llama.cpp? Both read the same GGUF file of random weights.
 
 decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median step
 prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
@@ -7,12 +7,16 @@ Ours is the whole engine in process: pages, scheduler and sampler included. llam
 through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. One process
 at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps them for the next run.
 
-python benchmarks/models.py [--llama-cpp-python PATH] [--shape llama-1b] [--kinds BF16 Q8_0 Q4_0] [--threads 2]
+python benchmarks/models.py [--llama-cpp-python PATH] [--shapes llama-1b ...|all] [--kinds BF16 Q8_0 Q4_0] [--threads 2]
+
+Shapes (`shapes.py`) are those of published models, less most of their layers where these are many; all vocabularies are
+cut to 32,000. `--add` keeps what the result file of today has of other shapes and kinds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -20,37 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 BATCHES = (1, 8, 16)
-VOCABULARY = 32000
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a file of random weights looks like."""
-
-    architecture: str  # by GGUF's name
-    layers: int  # as many as are measured unless --layers says otherwise
-    hidden: int
-    inner: int  # of an expert, if there are any
-    heads: int
-    kv_heads: int
-    head_dim: int
-    head_norms: bool = False  # of queries and keys
-    experts: int = 0
-    chosen: int = 0  # of them by each token
-
-
-SHAPES = {
-    "llama-1b": Shape("llama", 22, 2048, 5632, 32, 4, 64),
-    "qwen3-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, head_norms=True),
-    # Qwen3-30B-A3B, which has 48 layers.
-    "qwen3-moe": Shape("qwen3moe", 4, 2048, 768, 32, 4, 128, head_norms=True, experts=128, chosen=8),
-}
 ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS = {  # of the file -> what our engine is told beside
@@ -63,92 +42,6 @@ KINDS = {  # of the file -> what our engine is told beside
     "Q4_K_M": {},
     "Q4_0 as int4 groups of 128": {"quantize": "int4", "quantize_group": 128},
 }
-
-
-# Numbers and bytes of a block, and its float16 numbers by where they stand.
-BLOCKS = {
-    "Q8_0": (32, 34, {0: 0.0004}),
-    "Q4_0": (32, 18, {0: 0.006}),
-    "Q4_K": (256, 144, {0: 0.0002, 2: 0.0015}),
-    "Q6_K": (256, 210, {208: 0.00002}),
-}
-
-
-def write_file(path: Path, kind: str, shape: Shape, layers: int) -> None:
-    """A model of random weights. With Q4_0 the output is Q8_0, as llama.cpp's own files have more bits there; Q4_K_M is
-    Q4_K, and Q6_K in the output and, in every second layer, in values and down."""
-    import numpy as np
-    from gguf import GGMLQuantizationType as Type
-    from gguf import GGUFWriter
-
-    generator = np.random.default_rng(0)
-    writer = GGUFWriter(path, shape.architecture, use_temp_file=True)
-    writer.add_block_count(layers)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.inner)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("no_vocab")
-    if shape.experts:
-        writer.add_expert_count(shape.experts)
-        writer.add_expert_used_count(shape.chosen)
-        writer.add_expert_feed_forward_length(shape.inner)
-
-    def add(name: str, kind: str, rows: int, columns: int, experts: int = 0) -> None:
-        count = max(experts, 1) * rows
-        if kind in BLOCKS:
-            numbers, size, halves = BLOCKS[kind]
-            blocks = generator.integers(0, 256, (count, columns // numbers, size), dtype=np.uint8)
-            for at, half in halves.items():
-                blocks[..., at : at + 2] = np.frombuffer(np.float16(half).tobytes(), dtype=np.uint8)
-            data = blocks.reshape(count, -1)
-        else:
-            data = generator.standard_normal((count, columns), dtype=np.float32) * 0.03
-            if kind == "F16":
-                data = data.astype(np.float16)
-            elif kind == "BF16":
-                data = (data.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        if experts:
-            data = data.reshape(experts, rows, -1)
-        writer.add_tensor(name, data, raw_dtype=Type[kind])
-
-    def add_ones(name: str, size: int) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
-
-    hidden, inner, heads, kv_heads = shape.hidden, shape.inner, shape.heads, shape.kv_heads
-    mixed = kind == "Q4_K_M"
-    kind = "Q4_K" if mixed else kind
-    wide = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
-    add("token_embd.weight", kind, VOCABULARY, hidden)
-    add("output.weight", wide, VOCABULARY, hidden)
-    add_ones("output_norm", hidden)
-    for layer in range(layers):
-        block, more = f"blk.{layer}", wide if mixed and layer % 2 else kind
-        add_ones(f"{block}.attn_norm", hidden)
-        add_ones(f"{block}.ffn_norm", hidden)
-        if shape.head_norms:
-            add_ones(f"{block}.attn_q_norm", shape.head_dim)
-            add_ones(f"{block}.attn_k_norm", shape.head_dim)
-        add(f"{block}.attn_q.weight", kind, heads * shape.head_dim, hidden)
-        add(f"{block}.attn_k.weight", kind, kv_heads * shape.head_dim, hidden)
-        add(f"{block}.attn_v.weight", more, kv_heads * shape.head_dim, hidden)
-        add(f"{block}.attn_output.weight", kind, hidden, heads * shape.head_dim)
-        many = "_exps" if shape.experts else ""
-        if shape.experts:
-            add(f"{block}.ffn_gate_inp.weight", "F32", shape.experts, hidden)
-        add(f"{block}.ffn_gate{many}.weight", kind, inner, hidden, shape.experts)
-        add(f"{block}.ffn_up{many}.weight", kind, inner, hidden, shape.experts)
-        add(f"{block}.ffn_down{many}.weight", more, hidden, inner, shape.experts)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, float]:
@@ -174,7 +67,7 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
     def submit(length: int, tokens: int) -> None:
         nonlocal number
         number += 1
-        prompt = generator.integers(3, VOCABULARY, length).astype(np.int32)
+        prompt = generator.integers(3, built.config.vocab_size, length).astype(np.int32)
         engine.submit(Request.make(number, prompt, Sampling(temperature=0.0), Stopping(max_tokens=tokens), bypass=True))
 
     result: dict[str, float] = {"weight_bytes": built.weight_bytes}
@@ -201,7 +94,7 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
 
 
 LLAMA_CPP = """
-import ctypes, json, statistics, sys, time
+import ctypes, json, math, statistics, sys, time
 import llama_cpp as l
 path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
 batches, prompts, context, clock = json.loads(sys.argv[5])
@@ -224,7 +117,9 @@ def decode(rows):
     began = clock()
     assert l.llama_decode(ctx, room) == 0
     l.llama_synchronize(ctx)
-    return clock() - began
+    seconds = clock() - began
+    assert math.isfinite(sum(l.llama_get_logits_ith(ctx, len(rows) - 1)[:100]))
+    return seconds
 def clear():
     l.llama_memory_clear(l.llama_get_memory(ctx), True)
 result = {}
@@ -258,7 +153,7 @@ def main() -> None:
     parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
     parser.add_argument("--tree", default="", help="another checkout, whose engine is measured too, as `other`")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["BF16", "Q8_0", "Q4_0"])
-    parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
+    parser.add_argument("--shapes", nargs="+", default=["llama-1b"], help="of shapes.py")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, help="instead of the shape's own")
     parser.add_argument("--rounds", type=int, default=3)
@@ -270,31 +165,43 @@ def main() -> None:
     parser.add_argument("--runner", nargs="*", default=[], help="command that starts each measurement")
     parser.add_argument("--ours", nargs=2, help=argparse.SUPPRESS)  # file and kind: the child that measures
     parser.add_argument("--machine", default=f"cpu{len(os.sched_getaffinity(0))}")
+    parser.add_argument("--write", action="store_true", help="make the files in --folder, and measure nothing")
+    parser.add_argument("--add", action="store_true", help="to the results of several shapes of today")
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()
     if options.ours:
         path, kind = options.ours
         print(json.dumps(measure_ours(path, KINDS[kind], options)))
         return
-    from benchmarks.machine import HOMES, save
+    from benchmarks.machine import HOMES, save, saved_today
+    from benchmarks.random_gguf import write_gguf
+    from benchmarks.shapes import SHAPES
 
-    results: dict[str, object] = {}
+    names = list(SHAPES) if options.shapes == ["all"] else options.shapes
+    if unknown := [name for name in names if name not in SHAPES]:
+        parser.error(f"--shapes: {', '.join(unknown)}; there are all, {', '.join(SHAPES)}")
+    benchmark = "models" if names == ["llama-1b"] else f"models-{names[0] if len(names) == 1 else 'shapes'}"
+    benchmark = "models-shapes" if options.add else benchmark
+    results: dict[str, dict[str, dict[str, Any]]] = saved_today(benchmark, options.machine) if options.add else {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
     work = json.dumps([BATCHES, options.prompts, options.context, CLOCKS[options.clock]])
-    shape = SHAPES[options.shape]
-    options.layers = options.layers or shape.layers
+    print(f"| shape | kind | {' | '.join(measured(options.prompts))} |")
+    print(f"|---|---|{'---|' * (len(BATCHES) + len(options.prompts))}", flush=True)
     with tempfile.TemporaryDirectory(prefix="tandem-models-") as temporary:
         folder = Path(options.folder or temporary)
-        for kind in options.kinds:
+        for name, kind in itertools.product(names, options.kinds):
+            layers = options.layers or SHAPES[name].layers
             stored = kind.split()[0]
-            path = folder / f"{options.shape}-{options.layers}-layers-{stored}.gguf"
+            path = folder / f"{name}-{layers}-layers-{stored}.gguf"
             if not path.exists():
-                write_file(path, stored, shape, options.layers)
+                write_gguf(path, stored, SHAPES[name], layers)
+            if options.write:
+                continue
             own = [sys.executable, __file__, "--ours", str(path), kind]
             own += ["--threads", numbers[0], "--rounds", numbers[1], "--steps", numbers[2]]
             own += ["--context", str(options.context), "--clock", options.clock]
             own += ["--prompts", *map(str, options.prompts)]
-            answer: dict[str, object] = {"tandem": in_process([*options.runner, *own], ENGINE)}
+            answer: dict[str, Any] = {"layers": layers, "tandem": in_process([*options.runner, *own], ENGINE)}
             if options.llama_cpp_python:
                 theirs = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, work]
                 answer["llama.cpp"] = in_process([*options.runner, *theirs], {})
@@ -306,11 +213,29 @@ def main() -> None:
             ours, other = answer["tandem"], answer["llama.cpp"]
             if isinstance(ours, dict) and isinstance(other, dict):
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}
-            results[kind] = answer
-            print(json.dumps({kind: answer}), flush=True)
+            results.setdefault(name, {})[kind] = answer
+            print(f"| {name} | {kind} | {' | '.join(cells(answer, options.prompts))} |", flush=True)
             if not options.folder:
                 path.unlink()
-            save("models" if options.shape == "llama-1b" else f"models-{options.shape}", options, results)
+            save(benchmark, options, results)
+
+
+def measured(prompts: list[int]) -> list[str]:
+    """What is measured, by its keys in the results."""
+    return [*(f"decode_{batch}" for batch in BATCHES), *(f"prefill_{length}" for length in prompts)]
+
+
+def cells(answer: dict[str, Any], prompts: list[int]) -> list[str]:
+    """A row of the table: ours / llama.cpp = ratio, which is bold where it is under 1."""
+    found = []
+    for name in measured(prompts):
+        sides = [answer[side][name] if isinstance(answer[side], dict) else None for side in ("tandem", "llama.cpp")]
+        shown = " / ".join("-" if side is None else f"{side:.{1 if side < 30 else 0}f}" for side in sides)
+        ratio = answer["ratio"][name] if "ratio" in answer else None
+        found.append(
+            shown if ratio is None else f"{shown} = {ratio:.2f}" if ratio >= 1 else f"{shown} = **{ratio:.2f}**"
+        )
+    return found
 
 
 if __name__ == "__main__":

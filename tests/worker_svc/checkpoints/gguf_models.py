@@ -80,19 +80,16 @@ def save_gguf(
     kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model;
     `others` are the kinds of matrices whose names have such a part. Not `latents_apart`: as llama.cpp once had them."""
     config = model.config
-    architecture = ARCHITECTURES[config.model_type]
-    if config.model_type == "gemma4_text":
-        config.allow_global_per_layer_attribute_access = True
-    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
-    _describe(writer, config)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type], split_max_tensors=split_max_tensors)
+    describe(writer, config)
     if not latents_apart:
         _describe_as_once(writer, config)
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
         _add(writer, key, value)
-    for name, tensor in _tensors(model, architecture in PERMUTED, latents_apart):
+    for name, tensor in named_tensors(model, latents_apart=latents_apart):
         own = next((other for part, other in (others or {}).items() if part in name), kind)
-        quantized = own if tensor.dim() > 1 and not PLAIN & set(name.split(".")) else "F32"
+        quantized = "F32" if is_plain(name, tensor) else own
         data = _encoded(tensor, quantized, len(name))
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[quantized])
     for name, array in (extra or {}).items():
@@ -104,7 +101,15 @@ def save_gguf(
     return path
 
 
-def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
+def is_plain(name: str, tensor: torch.Tensor) -> bool:
+    """Whether llama.cpp's converter leaves a tensor in F32, whatever the kind of the file."""
+    return tensor.dim() < 2 or name.endswith(".bias") or bool(PLAIN & set(name.split(".")))
+
+
+def describe(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds what llama.cpp's converter says of a model of transformers' classes, but for its vocabulary."""
+    if config.model_type == "gemma4_text":
+        config.allow_global_per_layer_attribute_access = True
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -329,10 +334,11 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     add.get(type(value), writer.add_array)(key, value)
 
 
-def _tensors(model: Any, permute: bool, latents_apart: bool) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, torch.Tensor]]:
     """The model's parameters under llama.cpp's names, as views of them where they are not permuted copies."""
     found = []
     architecture = ARCHITECTURES[model.config.model_type]
+    permute = architecture in PERMUTED
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     for name, parameter in model.named_parameters():
@@ -457,7 +463,7 @@ def _multiplied(tensor: torch.Tensor, name: str, config: Any) -> torch.Tensor:
         size, group = _falcon_size(config), config.mamba_n_groups * config.mamba_d_state
         rows = torch.tensor([size, size, group, group, config.mamba_n_heads])
         each = torch.tensor(config.ssm_multipliers).repeat_interleave(rows)
-        return tensor * config.ssm_in_multiplier * each.unsqueeze(1)
+        return tensor * config.ssm_in_multiplier * each.to(tensor.device).unsqueeze(1)
     return tensor * by.get(module, 1.0)
 
 
