@@ -14,8 +14,9 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.checkpoints.layer_parts import Experts, QueryGrowth
+from tandem.worker.checkpoints.layer_parts import Activation, Experts, QueryGrowth
 from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
 from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
@@ -24,6 +25,7 @@ from tandem.worker.model.kv_formats import Plain, kv_format
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.states import StateCache, StateShape, StateWork
 from tandem.worker.model.unfinished import Unfinished
 
 OURS, TORCH = NativeOperations(), TorchOperations()
@@ -136,6 +138,36 @@ def test_a_gate_with_gelu_is_that_in_float64() -> None:
     assert OURS.geglu(gate_up, 616)[4].isnan().all()
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layer_norm_is_that_in_float64_and_the_same_bits_in_any_company(biased: bool) -> None:
+    x, delta, weight, bias = numbers(7, 72) + 3, numbers(7, 72, 1)[..., 0], numbers(72), numbers(72, 1)[:, 0]
+    added = (x + delta).double()
+    wide = (weight.double(), bias.double() if biased else None)
+    expected = torch.nn.functional.layer_norm(added, (72,), *wide, 1e-5)
+    ours = (weight, bias if biased else None, 1e-5)
+    here = x.clone()
+    together = OURS.add_layer_norm(here, delta, *ours)
+    assert torch.equal(here, x + delta)
+    torch.testing.assert_close(together.double(), expected, atol=2e-6, rtol=2e-6)
+    assert torch.equal(OURS.add_layer_norm(x[2:3].clone(), delta[2:3], *ours), together[2:3])
+
+
+@pytest.mark.parametrize("activation", ["relu2", "gelu_tanh"])
+def test_an_activation_is_that_of_torch_and_the_same_bits_in_any_company(activation: Activation) -> None:
+    x = 3 * numbers(5, 72)
+    together = OURS.activate(activation, x.clone())
+    torch.testing.assert_close(together, TORCH.activate(activation, x.clone()), atol=1e-6, rtol=2e-6)
+    assert torch.equal(OURS.activate(activation, x[3:4].clone()), together[3:4])
+
+
+def test_gates_of_attention_are_those_in_float64_and_the_same_bits_in_any_company() -> None:
+    x, gates = numbers(7, 72), 5 * numbers(7, 144)[:, 72:]
+    expected = x.double() * gates.double().sigmoid()
+    together = OURS.gate_by_sigmoid(x.clone(), gates)
+    torch.testing.assert_close(together.double(), expected, atol=1e-6, rtol=2e-6)
+    assert torch.equal(OURS.gate_by_sigmoid(x[3:4].clone(), gates[3:4]), together[3:4])
+
+
 MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
 LAYERS: Mapping[str, dict[str, Any]] = {
     "window": {"windows": (20, 0)},
@@ -146,6 +178,12 @@ LAYERS: Mapping[str, dict[str, Any]] = {
     "OLMo's norms of all heads, and after its parts": {"qk_norm": "whole", "norm_placement": "after"},
     "GLM's norms around its parts": {"norm_placement": "both", "qkv_bias": True},
     "Gemma's": {"norm_placement": "both", "activation": "gelu_tanh", "attention_soft_cap": 3.0},
+    "no gate": {"activation": "relu2", "gated": False},
+    "StarCoder's norms and biases": {
+        **{"norm": "layer", "norm_bias": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True},
+        **{"gated": False, "activation": "gelu_tanh"},
+    },
+    "Qwen3.5's gates of attention": {"qk_norm": "head", "attention_gate": True},
     "Llama 4's, queries growing": {"qk_norm": "unit", "query_growth": QueryGrowth(0.1, 8), "unrotated_layers": (1,)},
 }
 LATER = Experts(4, 2, 64, normalized=False, dense_layers=(0,))
@@ -155,7 +193,6 @@ ATTENTION_ALONE: Mapping[str, dict[str, Any]] = {
         "qk_norm": "head",
         "experts": LATER,
     },
-    "no gate": {"activation": "relu2", "gated": False},
 }
 
 
@@ -207,3 +244,39 @@ def test_quantized_layers_are_compiled_also_where_the_processor_computes_in_bf16
     model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)
     assert model.dtype == torch.float32
     assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]
+
+
+STATES = {
+    "a gated delta rule": DeltaNet((0, 1), key_heads=2, value_heads=8, key_dim=16, value_dim=24, kernel=4),
+    "a state space with biases": Mamba((0, 1), 16, 8, 2, 16, 4, input_bias=True, output_bias=True),
+    "a convolution": ShortConvolution((0, 1), channels=64, kernel=3),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [*zip(STATES, KINDS, strict=True), ("a convolution", None)])
+def test_a_layer_with_a_state_in_one_call_has_the_bits_of_one_in_pieces(
+    name: str, kind: Quantization | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(llama("tiny", 128), num_layers=3, recurrence=STATES[name])
+    checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)
+    model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)
+    assert all(layer.compiled is not None and not layer.compiled.ends_early for layer in model.layers)  # type: ignore[union-attr]
+    shape = CacheShape(config.cache_heads, 8, 16, kv_format("auto", torch.bfloat16))
+    tokens = np.arange(1, 60, dtype=np.int32)
+    answers, states = [], []
+    for most in (0, native_layer.MOST_ROWS):
+        monkeypatch.setattr(native_layer, "MOST_ROWS", most)
+        monkeypatch.setattr(native_layer, "MOST_WIDE_ROWS", most)
+        states.append(StateCache(StateShape(STATES[name], 2, 2), "cpu"))
+        runner = ModelRunner(model, KVCache(shape, "cpu"), states[-1])
+        whole = runner.forward([Work(tokens, 0, np.arange(4), 3, state=StateWork(0, 0, 59))])
+        pages = np.arange(4, 8)
+        runner.forward([Work(tokens[:17], 0, pages, 0, state=StateWork(1, 0, 17))])
+        steps = [
+            runner.forward([Work(tokens[i : i + 1], i, pages, 1, state=StateWork(1, i, i + 1))]) for i in range(17, 59)
+        ]
+        assert torch.equal(torch.cat([step[:1] for step in steps[-3:]]), whole[:3])
+        answers.append(whole[:3])
+    assert torch.equal(*answers)
+    for parts in ("recurrent", "tails"):
+        assert all(torch.equal(*both) for both in zip(*(getattr(each, parts) for each in states), strict=True))

@@ -22,6 +22,11 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return (wide / u.mul_(-2).exp_().add_(1)).to(x.dtype)
 
 
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Computes it by exp, whose bits do not depend on the place of a number."""
+    return x.neg().exp_().add_(1).reciprocal_()
+
+
 ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu2": squared_relu,
     "gelu_tanh": gelu_tanh,

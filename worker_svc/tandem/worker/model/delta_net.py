@@ -45,6 +45,14 @@ class DeltaNetMixer(Mixer):
     def forward(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.mixed(normed), self.gates(normed)
 
+    @property
+    def first(self) -> Linear:
+        return self.mixed
+
+    @property
+    def beside(self) -> Linear:
+        return self.gates
+
     @cached_property
     def rule(self) -> DeltaRule:
         return DeltaRule(

@@ -63,15 +63,16 @@ class UngatedFeedForward(torch.nn.Module):
 
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
+        self.activation = config.activation
+        self._operations = operations
         self.up = Linear(config.hidden_size, config.intermediate_size, dtype, bias=config.mlp_bias)
         self.down = Linear(config.intermediate_size, config.hidden_size, dtype, bias=config.mlp_bias)
-        self._activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
-        return self.down(self._activation(self.up(x)))
+        return self.down(self._operations.activate(self.activation, self.up(x)))
 
 
 def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor, size: int) -> torch.Tensor:

@@ -22,8 +22,10 @@ from tandem.worker.model.attention import Scores
 from tandem.worker.model.beside import ExpertsBeside
 from tandem.worker.model.cpu.layer import (
     Attending,
+    Carried,
     CompiledLayer,
     CompiledStep,
+    Feeding,
     LayerKind,
     LayerNorms,
 )
@@ -31,7 +33,7 @@ from tandem.worker.model.destinations import Destination, of_experts, of_gated, 
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, Rows
-from tandem.worker.model.moe import MixtureOfExperts, sigmoid
+from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
 from tandem.worker.model.operations import Operations, Plan, StateMoves
 from tandem.worker.model.parallel import Ranks
@@ -116,7 +118,7 @@ class Layer(torch.nn.Module):
         elif experts is not None and not experts.beside:
             self.feed_forward = MixtureOfExperts(config.hidden_size, experts, dtype, operations)
         elif not config.gated:
-            self.feed_forward = UngatedFeedForward(config, dtype)
+            self.feed_forward = UngatedFeedForward(config, dtype, operations)
         else:
             self.feed_forward = FeedForward(
                 *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
@@ -162,7 +164,7 @@ class Layer(torch.nn.Module):
         in_one, compiled = step.compiled.get(self.kind), self.compiled
         mlp = self.feed_forward
         if in_one is not None and compiled is not None and (wanted is None or len(wanted) == len(x)):
-            delta, seen = compiled.run(in_one, x, delta, step.cache, self._index)
+            delta, seen = compiled.run(in_one, x, delta, step.cache, self._index, step.states)
             if wanted is not None:
                 x, delta, seen = (rows.index_select(0, wanted) for rows in (x, delta, seen))
             if not compiled.ends_early:
@@ -213,22 +215,32 @@ class Layer(torch.nn.Module):
         attended = attended.view(-1, self._q_size)
         if not self._gated:
             return attended
-        return (attended * sigmoid(projected[:, self._qkv_size :].float())).to(attended.dtype)
+        return self._operations.gate_by_sigmoid(attended, projected[:, self._qkv_size :])
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
         """Returns this layer, or all before its feed-forward part, for a call of its own, once its weights are there;
         None where that is not available."""
         config, mlp = self._config, self.feed_forward
-        if not_compiled(config, self._number) or self._ranks.size > 1:
-            return None
-        if mlp is None:
+        if not_compiled(config, self._number) or self._ranks.size > 1 or mlp is None:
             return None
         places = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
-        weights: list[torch.Tensor | None] = [None if norm is None else norm.weight for norm in places]
+        vectors = [None if norm is None else norm.vectors for norm in places]
         if config.norm_placement == "after":
-            weights = [None, weights[0], None, weights[2]]
-        whole = config.qk_norm == "whole"
+            vectors = [None, vectors[0], None, vectors[2]]
+        rest: Feeding | None = None
+        if not behind_the_call(config, self._number):
+            if isinstance(mlp, FeedForward):
+                rest = Feeding(mlp.gate_up, mlp.down, mlp.activation, gated=True)
+            elif isinstance(mlp, UngatedFeedForward):
+                rest = Feeding(mlp.up, mlp.down, mlp.activation, gated=False)
+        first, how = self._mixing()
+        norms = LayerNorms(config.stream_eps, config.norm == "layer", *vectors)
+        return CompiledLayer.of((first, self.attention_output), rest, norms, how)
+
+    def _mixing(self) -> tuple[Linear, Attending | Carried]:
+        """Returns the first product, and what becomes of what it gives."""
+        whole = self._config.qk_norm == "whole"
         first = self._unfinished()
         if whole and self.q_norm is not None and self.k_norm is not None:
             first = first._replace(norms=(self.q_norm.weight, self.k_norm.weight))
@@ -236,12 +248,10 @@ class Layer(torch.nn.Module):
             first = first._replace(bias=self.qkv.bias.weight)
         sinks = None if self.sinks is None else self.sinks.weight
         scores = Scores(self._scale, self._cap, sinks)
-        attending = Attending(first, whole, self._heads, self._kv_heads, self._qkv_shape[2], scores, self._queries_grow)
-        activation = mlp.activation if isinstance(mlp, FeedForward) else None
-        alone = not behind_the_call(config, self._number)
-        rest = (mlp.gate_up, mlp.down) if isinstance(mlp, FeedForward) and alone else None
-        norms = LayerNorms(config.stream_eps, *weights)
-        return CompiledLayer.of((self.qkv, self.attention_output), rest, norms, attending, activation)
+        head_dim = self._qkv_shape[2]
+        return self.qkv, Attending(
+            first, whole, self._heads, self._kv_heads, head_dim, scores, self._queries_grow, self._gated
+        )
 
     def _unfinished(self) -> Unfinished:
         """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""

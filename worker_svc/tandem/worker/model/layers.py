@@ -10,7 +10,7 @@ from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import Mamba
 from tandem.worker.model.attention import Scores
-from tandem.worker.model.cpu.layer import CompiledLayer
+from tandem.worker.model.cpu.layer import Carried, CompiledLayer
 from tandem.worker.model.destinations import Destination, of_mixer
 from tandem.worker.model.latent_attention import LatentProjections
 from tandem.worker.model.layer import Layer, Step
@@ -37,10 +37,8 @@ class RecurrentLayer(Layer):
         mixed, gates = self.mixer(normed)
         return step.states.recur(self.mixer.rule, self._index, mixed, gates)
 
-    @cached_property
-    def compiled(self) -> CompiledLayer | None:
-        """Returns None: only what is between its products is compiled."""
-        return None
+    def _mixing(self) -> tuple[Linear, Carried]:
+        return self.mixer.first, Carried(self.mixer.rule, self.mixer.beside)
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         return of_mixer(self.mixer, self.attention_output)

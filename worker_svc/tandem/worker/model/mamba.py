@@ -47,6 +47,14 @@ class MambaMixer(Mixer):
     def forward(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.mixed(normed), self.gates(normed)
 
+    @property
+    def first(self) -> Linear:
+        return self.mixed
+
+    @property
+    def beside(self) -> Linear:
+        return self.gates
+
     @cached_property
     def rule(self) -> MambaRule:
         sizes, weights = self.sizes, self.filter.weight

@@ -47,6 +47,16 @@ class Mixer(torch.nn.Module):
         raise NotImplementedError
 
     @property
+    def first(self) -> Linear:
+        """Returns the matrix of what the rule is given as `mixed`, or of all that it is given."""
+        raise NotImplementedError
+
+    @property
+    def beside(self) -> Linear | None:
+        """Returns the matrix of `gates`, if they have one of their own."""
+        return None
+
+    @property
     def output_bias(self) -> bool:
         """Tells whether the output matrix has a bias."""
         return False

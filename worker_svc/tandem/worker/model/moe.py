@@ -27,6 +27,7 @@ from collections.abc import Callable
 import torch
 
 from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.operations import JoinedExperts, Operations
@@ -133,11 +134,6 @@ def choose(
         shares = shares / shares.sum(-1, keepdim=True)
     shares = shares if config.scale == 1 else shares * config.scale
     return (shares if weights is None else shares * weights[chosen]), chosen
-
-
-def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Computes it by exp, whose bits do not depend on the place of a number."""
-    return x.neg().exp_().add_(1).reciprocal_()
 
 
 def _mixed(logits: torch.Tensor, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:

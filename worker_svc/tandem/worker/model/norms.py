@@ -23,6 +23,11 @@ class RMSNorm(torch.nn.Module):
         self._eps = eps
         self._operations = operations
 
+    @property
+    def vectors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the weight and the bias, which it has not."""
+        return self.weight, None
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, size] -> [N, size]`."""
         return self._operations.add_norm(x, None, self.weight, self._eps)
@@ -40,24 +45,29 @@ class LayerNorm(torch.nn.Module):
     weight: torch.nn.Parameter  # [size]
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, *, bias: bool) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, operations: Operations, *, bias: bool) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
         self.bias = Bias(size, dtype) if bias else None
         self._eps = eps
+        self._operations = operations
+
+    @property
+    def vectors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the weight, and the bias if there is one."""
+        return self.weight, None if self.bias is None else self.bias.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, size] -> [N, size]`."""
-        bias = None if self.bias is None else self.bias.weight
-        return torch.nn.functional.layer_norm(x, (x.shape[-1],), self.weight, bias, self._eps)
+        return self._operations.add_layer_norm(x, None, *self.vectors, self._eps)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
         """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
-        return self.forward(x if delta is None else x.add_(delta))
+        return self._operations.add_layer_norm(x, delta, *self.vectors, self._eps)
 
 
 def stream_norm(config: ModelConfig, dtype: torch.dtype, operations: Operations) -> RMSNorm | LayerNorm:
     """Makes a norm of the stream that layers add to."""
     if config.norm == "layer":
-        return LayerNorm(config.hidden_size, config.stream_eps, dtype, bias=config.norm_bias)
+        return LayerNorm(config.hidden_size, config.stream_eps, dtype, operations, bias=config.norm_bias)
     return RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)

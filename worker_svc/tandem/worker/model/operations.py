@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
-from tandem.worker.model.activations import gelu_tanh
+from tandem.worker.model.activations import ACTIVATIONS, gelu_tanh, sigmoid
 from tandem.worker.model.attention import AttentionPlan, Scores, Segment
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
@@ -100,6 +100,13 @@ class Operations(Protocol):
         """Adds `delta` to `x` `[N, size]` in place, then returns `x / sqrt(mean(x^2) + eps) * weight`."""
         ...
 
+    def add_layer_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """Adds `delta` to `x` `[N, size]` in place, then returns `(x - mean) / sqrt(variance + eps) * weight + bias`
+        by the mean and the variance of each row."""
+        ...
+
     def add_norm_float8(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> Float8Rows:
@@ -158,6 +165,14 @@ class Operations(Protocol):
         """Computes `gelu(gate) * up` of `[N, 2 size]` in float32, GELU by its approximation with tanh."""
         ...
 
+    def activate(self, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        """Computes an activation of `x` `[N, size]`, which may be overwritten."""
+        ...
+
+    def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Computes `x / (1 + exp(-gates))` of `[N, size]` both in float32; `x` may be overwritten."""
+        ...
+
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
         """Plans how a step's states will move, on the device."""
         ...
@@ -194,6 +209,13 @@ class TorchOperations:
         if delta is not None:
             x += delta
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        if delta is not None:
+            x += delta
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
     def add_norm_float8(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -263,6 +285,12 @@ class TorchOperations:
 
     def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return (gelu_tanh(gate_up[:, :size].float()) * gate_up[:, size:]).to(gate_up.dtype)
+
+    def activate(self, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        return ACTIVATIONS[activation](x)
+
+    def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return (x * sigmoid(gates.float())).to(x.dtype)
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
         return TorchMoves(plan)

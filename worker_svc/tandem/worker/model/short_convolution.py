@@ -57,6 +57,10 @@ class ShortConvolutionMixer(Mixer):
         b, c, x = self.projection(normed).chunk(3, dim=1)
         return b * x, c
 
+    @property
+    def first(self) -> Linear:
+        return self.projection
+
     @cached_property
     def rule(self) -> ConvolutionRule:
         bias = None if self.filter_bias is None else self.filter_bias.weight

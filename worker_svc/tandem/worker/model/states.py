@@ -102,6 +102,7 @@ class StatePlan:
             place += replayed + length
         self.saves = np.array(saves, dtype=np.int64).reshape(-1, 2)
         self.tokens = place
+        self.rows = sum(length for _, length, _, _ in works)  # of the step's batch that have work
         self._room: torch.Tensor | None = None
 
     @property

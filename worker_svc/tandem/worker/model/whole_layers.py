@@ -10,18 +10,17 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 
 def not_compiled(config: ModelConfig, layer: int) -> str:
     """Names what keeps a layer from the call; empty where all before its feed-forward part at least is one."""
-    if config.recurrence is not None and layer in config.recurrence.layers:
-        return "states"
     if not config.mixes(layer) or not config.feeds(layer):
         return "one part alone"
+    has_state = config.recurrence is not None and layer in config.recurrence.layers
     return _first(
         {
+            "a state beside attention": has_state and config.beside_attention,
             "latents": config.latents is not None,
-            "a gate of attention": config.attention_gate,
+            "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
             "keys that are values": not config.projects_values(layer),
             "another layer's keys": not config.stores(layer),
             "parts side by side": config.parallel,
-            "LayerNorm": config.norm != "rms",
         }
     )
 
@@ -31,7 +30,6 @@ def behind_the_call(config: ModelConfig, layer: int) -> str:
     return _first(
         {
             "experts": config.has_experts(layer),
-            "a part without a gate": not config.gated,
             "inputs or scales of layers": config.layer_scale or config.per_layer_inputs is not None,
         }
     )

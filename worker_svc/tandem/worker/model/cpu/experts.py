@@ -19,14 +19,14 @@ from collections.abc import Sequence
 import torch
 
 from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.cpu.matrices import ALIKE, Matrix, matrices_of
-from tandem.worker.model.cpu.native.layers import GATES
+from tandem.worker.model.cpu.native.layers import ACTIVATIONS
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.linear import Linear
-from tandem.worker.model.moe import choose, sigmoid
+from tandem.worker.model.moe import choose
 
-_KINDS = {**GATES, "relu2": 2}
 _CLAMPED = 3  # as in gates.h
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
@@ -55,7 +55,7 @@ class CompiledExperts:
             per_row=config.per_token,
             hidden=first.gate_up.in_features,
             inner=first.intermediate_size,
-            gate=_KINDS[config.activation] if clamped is None else _CLAMPED,
+            gate=ACTIVATIONS[config.activation] if clamped is None else _CLAMPED,
             alpha=0.0 if clamped is None else clamped.alpha,
             limit=0.0 if clamped is None else clamped.limit,
         )

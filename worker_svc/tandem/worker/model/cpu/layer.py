@@ -19,13 +19,24 @@ from tandem.worker.checkpoints.layer_parts import Activation
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.matrices import Matrix, matrices_of
-from tandem.worker.model.cpu.native.layers import FORMATS, GATES, LANES, WORTH_A_THREAD, Heads, heads_of, pages_of
+from tandem.worker.model.cpu.native.layers import (
+    ACTIVATIONS,
+    FORMATS,
+    GATES,
+    LANES,
+    WORTH_A_THREAD,
+    Heads,
+    heads_of,
+    pages_of,
+)
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
+from tandem.worker.model.cpu.recurrence import CompiledMoves, carrying, serves
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Linear
-from tandem.worker.model.operations import Operations, Plan
+from tandem.worker.model.operations import Operations, Plan, StateMoves
+from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.rope import Rotation
 from tandem.worker.model.unfinished import Unfinished
 
@@ -39,19 +50,35 @@ _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _PIECES = 3  # of a matrix whose rows are not all stored alike
 
 
+_NORMS = ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")
+
+
+class _Norm(ctypes.Structure):
+    weight: int | None
+    _fields_ = (("weight", _Pointer), ("bias", _Pointer))
+
+
 class _Layer(ctypes.Structure):
+    first: ctypes.Array[Matrix]
     made: Heads
+    sinks: int | None
+    enter_mlp: _Norm
+    scale: float
+    cap: float
+    grows: bool
+    gated: bool
     _fields_ = (
-        ("qkv", Matrix * _PIECES),
+        ("first", Matrix * _PIECES),
+        ("gates", Matrix),
         ("output", Matrix),
         ("gate_up", Matrix * _PIECES),
         ("down", Matrix),
-        *((name, _Pointer) for name in ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")),
+        *((name, _Norm) for name in _NORMS),
         ("made", Heads),
         ("sinks", _Pointer),
         *((name, _Size) for name in ("hidden", "inner")),
         *((name, _Float) for name in ("eps", "scale", "cap")),
-        *((name, _Number) for name in ("activation", "grows")),
+        *((name, _Number) for name in ("activation", "grows", "gated", "centred", "gated_mlp")),
     )
 
 
@@ -59,21 +86,33 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("cos", "sin", "growth", "slots", "blocks", "tables")),
         *((name, _Size) for name in ("count", "most", "width", "window", "page_size")),
-        *((name, _Pointer) for name in ("normed", "qkv", "attended", "gate_up", "inner", "piece", "room")),
+        *((name, _Pointer) for name in ("normed", "first", "gates", "mixed", "gate_up", "inner", "piece", "room")),
         *((name, _Size) for name in ("rows", "attending")),
         *((name, _Number) for name in ("format", "threads", "attention_threads")),
     )
 
 
+NormVectors: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # a weight and perhaps a bias, [hidden]
+
+
 class LayerNorms(NamedTuple):
-    """The weights `[hidden]` of the norms of what comes into a part of a layer and of what comes out; None: there is
-    none."""
+    """The norms of what comes into a part of a layer and of what comes out; None: there is none."""
 
     eps: float
-    enter_attention: torch.Tensor | None
-    leave_attention: torch.Tensor | None
-    enter_mlp: torch.Tensor | None
-    leave_mlp: torch.Tensor | None
+    centred: bool  # LayerNorm
+    enter_attention: NormVectors | None
+    leave_attention: NormVectors | None
+    enter_mlp: NormVectors | None
+    leave_mlp: NormVectors | None
+
+
+class Feeding(NamedTuple):
+    """A feed-forward part: gate and up, or up alone, and down."""
+
+    up: Linear
+    down: Linear
+    activation: Activation | None  # None: another one
+    gated: bool
 
 
 class Attending(NamedTuple):
@@ -86,13 +125,21 @@ class Attending(NamedTuple):
     head_dim: int
     scores: Scores
     grows: bool  # queries are multiplied by the step's factors
+    gated: bool  # what is attended to is multiplied by the sigmoids of the last numbers of the first product
+
+
+class Carried(NamedTuple):
+    """What a layer has in the place of attention."""
+
+    rule: Rule
+    gates: Linear | None  # None: they are part of the first product
 
 
 class CompiledLayer:
     """A layer's weights as the library takes them."""
 
-    def __init__(self, layer: _Layer, rooms: Mapping[str, int], *, wide: bool) -> None:
-        self._struct, self._wide = layer, wide
+    def __init__(self, layer: _Layer, rooms: Mapping[str, int], rule: Rule | None, *, wide: bool) -> None:
+        self._struct, self._rule, self._wide = layer, rule, wide
         self.rooms = rooms  # numbers a row of what it computes
         self.ends_early = not layer.inner  # before the feed-forward part
 
@@ -105,90 +152,97 @@ class CompiledLayer:
     def of(
         cls,
         mixing: tuple[Linear, Linear],
-        feed_forward: tuple[Linear, Linear] | None,
+        feeding: Feeding | None,
         norms: LayerNorms,
-        attending: Attending,
-        activation: Activation | None,
+        how: Attending | Carried,
     ) -> CompiledLayer | None:
-        """`mixing` are the matrices of qkv and of the output, `feed_forward` of gate and up and of down; without these,
-        or with another activation than `GATES`, the layer ends before that part. None if the library does not serve
-        such a layer."""
-        feed_forward = None if activation is None or activation not in GATES else feed_forward
-        matrices = (*mixing, *(feed_forward or ()))
-        pieces = [_pieces(matrix) for matrix in matrices]
-        hidden, inner = mixing[0].in_features, feed_forward[1].in_features if feed_forward else 0
-        first, scores = attending.first, attending.scores
-        vectors = [*norms[1:], *first.norms, first.bias, scores.sinks, *(_bias(matrix) for matrix in matrices)]
-        if (
-            any(len(some) != 1 for some in pieces[1::2])
-            or not all(pieces)
-            or any(size % LANES for size in (hidden, inner, attending.head_dim))
-        ):
+        """`mixing` are the matrices of what attention or a state is given and of the output. Without `feeding`, or with
+        an activation that is not compiled, the layer ends before that part. None if the library does not serve such a
+        layer."""
+        if feeding is not None and feeding.activation not in (GATES if feeding.gated else ACTIVATIONS):
+            feeding = None
+        gates = how.gates if isinstance(how, Carried) else None
+        named = dict(zip(("first", "output", "gate_up", "down"), (*mixing, *(feeding or ())[:2]), strict=False))
+        named |= {"gates": gates} if gates is not None else {}
+        pieces = {name: _pieces(matrix) for name, matrix in named.items()}
+        hidden, inner = mixing[0].in_features, feeding.down.in_features if feeding else 0
+        vectors = [vector for norm in norms[2:] for vector in norm or ()] + [_bias(matrix) for matrix in named.values()]
+        sizes = [hidden, inner, mixing[1].in_features]
+        if isinstance(how, Attending):
+            vectors += [*how.first.norms, how.first.bias, how.scores.sinks]
+            sizes.append(how.head_dim)
+        elif not serves(how.rule):
+            return None
+        if any(not some or (len(some) > 1 and name not in ("first", "gate_up")) for name, some in pieces.items()):
+            return None
+        if any(size % LANES for size in sizes):
             return None
         if any(vector is not None and vector.dtype != torch.float32 for vector in vectors):
             return None
-        for piece in pieces[0]:
-            piece.bias = None  # queries, keys and values get it with what else they need
-        parts = {
-            name: (Matrix * _PIECES)(*some) if name in ("qkv", "gate_up") else some[0]
-            for name, some in zip(("qkv", "output", "gate_up", "down"), pieces, strict=False)
-        }
+        places = dict(zip(_NORMS, norms[2:], strict=True))
         layer = _Layer(
-            **parts,
             **{
-                name: None if norm is None else norm.data_ptr()
-                for name, norm in norms._asdict().items()
-                if name != "eps"
+                name: (Matrix * _PIECES)(*some) if name in ("first", "gate_up") else some[0]
+                for name, some in pieces.items()
             },
-            made=heads_of(first, attending.heads, attending.kv_heads, attending.head_dim, whole=attending.whole),
-            sinks=_pointer(scores.sinks),
+            **{name: _Norm(*(_pointer(one) for one in norms_of or (None, None))) for name, norms_of in places.items()},
             hidden=hidden,
             inner=inner,
             eps=norms.eps,
-            scale=scores.scale,
-            cap=scores.cap,
-            activation=GATES[activation] if activation and feed_forward else 0,
-            grows=attending.grows,
+            centred=norms.centred,
+            activation=ACTIVATIONS[feeding.activation] if feeding and feeding.activation else 0,
+            gated_mlp=feeding is not None and feeding.gated,
         )
+        if isinstance(how, Attending):
+            _attends(layer, how)
         # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
-        widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in matrices)
-        width = attending.heads * attending.head_dim
+        widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in named.values())
         rooms = {
             "normed": hidden,
-            "qkv": width + 2 * attending.kv_heads * attending.head_dim,
-            "attended": width,
-            "gate_up": 2 * inner,
+            "first": sum(piece.outputs for piece in pieces["first"]),
+            "gates": sum(piece.outputs for piece in pieces.get("gates", ())),
+            "mixed": mixing[1].in_features,
+            "gate_up": 2 * inner if feeding and feeding.gated else 0,
             "inner": inner,
-            "piece": max(piece.outputs for some in pieces for piece in some),
+            "piece": max(piece.outputs for some in pieces.values() for piece in some),
             "room": widest + 4 * widest // FINE_GROUP,
         }
-        wide = all(isinstance(weight, WidePanels) for matrix in matrices for weight in matrix.weights)
-        return cls(layer, rooms, wide=wide)
+        wide = all(isinstance(weight, WidePanels) for matrix in named.values() for weight in matrix.weights)
+        return cls(layer, rooms, how.rule if isinstance(how, Carried) else None, wide=wide)
 
     def run(
-        self, step: CompiledStep, x: torch.Tensor, delta: torch.Tensor | None, cache: KVCache, index: int
+        self,
+        step: CompiledStep,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        cache: KVCache,
+        index: int,
+        states: StateMoves | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what is to be added to `x` `[N, hidden]`, which is overwritten, as `Layer.forward` has it; and, where
         the layer ends early, what its feed-forward part is given, which holds until the next layer. `index` is that of
-        the layer's keys and values."""
+        the layer's keys and values, or of its states."""
         begins = delta is None
         delta = torch.empty_like(x) if delta is None else delta.contiguous()
-        keys, values = pages_of(cache.keys[index]), pages_of(cache.values[index])
-        if cache.key_channels is not None:
-            channels, made = cache.key_channels[index], self._struct.made
-            made.key_mean, made.key_scale = channels.mean.data_ptr(), channels.scale.data_ptr()
+        if self._rule is not None:
+            assert isinstance(states, CompiledMoves), "a step of a model with states says where they are"
+            given: list[ctypes.Structure | None] = [None, None, carrying(self._rule, index, states.plan)]
+        else:
+            given = [pages_of(cache.keys[index]), pages_of(cache.values[index]), None]
+            if cache.key_channels is not None:
+                channels, made = cache.key_channels[index], self._struct.made
+                made.key_mean, made.key_scale = channels.mean.data_ptr(), channels.scale.data_ptr()
         failed = calls().tandem_layer(
             ctypes.addressof(self._struct),
             ctypes.addressof(step.struct),
             x.data_ptr(),
             delta.data_ptr(),
             begins,
-            ctypes.addressof(keys),
-            ctypes.addressof(values),
+            *(None if one is None else ctypes.addressof(one) for one in given),
         )
         if failed:
             raise MemoryError("no memory for a block of attention")
-        return delta, step.normed if self._struct.enter_mlp else x
+        return delta, step.normed if self._struct.enter_mlp.weight else x
 
 
 class CompiledStep:
@@ -226,7 +280,7 @@ class CompiledStep:
             attending=plan.rows,
             format=FORMATS[cache.shape.format.name],
             threads=threads,
-            attention_threads=threads if work.keys * names["attended"] > WORTH_A_THREAD else 1,
+            attention_threads=threads if work.keys * rooms["mixed"].shape[1] > WORTH_A_THREAD else 1,
             **{name: room.data_ptr() for name, room in rooms.items()},
         )
 
@@ -248,6 +302,15 @@ def compiled_steps(
         for kind, some in layers.items()
         if isinstance(plan := plans[kind[0]], NativePlan) and slots.shape[1] <= min(each.most_rows for each in some)
     }
+
+
+def _attends(layer: _Layer, how: Attending) -> None:
+    """Adds what becomes of queries, keys and values, which get the first product's bias with what else they need."""
+    for piece in layer.first:
+        piece.bias = None
+    layer.made = heads_of(how.first, how.heads, how.kv_heads, how.head_dim, whole=how.whole)
+    layer.sinks = _pointer(how.scores.sinks)
+    layer.scale, layer.cap, layer.grows, layer.gated = how.scores.scale, how.scores.cap, how.grows, how.gated
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu import native
@@ -52,6 +52,15 @@ class NativeOperations(TorchOperations):
             x, delta = x.add_(delta), None
         return layers.add_norm(x.contiguous(), delta, weight, eps)
 
+    def add_layer_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        if not _served(x, x.shape[-1]):
+            return super().add_layer_norm(x, delta, weight, bias, eps)
+        if delta is not None and not x.is_contiguous():
+            x, delta = x.add_(delta), None
+        return layers.add_layer_norm(x.contiguous(), delta, weight, bias, eps)
+
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
@@ -79,6 +88,16 @@ class NativeOperations(TorchOperations):
         if _served(gate_up, size):
             return layers.gate("gelu_tanh", gate_up, size)
         return super().geglu(gate_up, size)
+
+    def activate(self, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        if _served(x, x.shape[1]) and x.is_contiguous():
+            return layers.activate(activation, x)
+        return super().activate(activation, x)
+
+    def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        if _served(x, x.shape[1]):
+            return layers.gate_by_sigmoid(x.contiguous(), gates)
+        return super().gate_by_sigmoid(x, gates)
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
         return CompiledMoves(plan)

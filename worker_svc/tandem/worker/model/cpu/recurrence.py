@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
 import torch
 
 from tandem.worker.model.cpu.native.layers import LANES
@@ -16,6 +15,7 @@ from tandem.worker.model.short_convolution import ConvolutionRule
 from tandem.worker.model.states import StatePlan
 
 _MOST_ROWS = 256  # as in recurrence.h
+_RULES = ("delta_net", "mamba", "short_convolution")  # as in layer.c
 _NORMS = {"none": 0, "after": 1, "before": 2}  # as in mamba.c
 
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
@@ -29,6 +29,23 @@ class _Recurrence(ctypes.Structure):
         *((name, _Size) for name in ("rows", "columns", "kernel", "journal", "factors")),
         *((name, ctypes.c_float) for name in ("eps", "least", "most", "dt_by", "z_by")),
         *((name, ctypes.c_int) for name in ("norm_kind", "threads")),
+    )
+
+
+class Carrying(ctypes.Structure):
+    """How the states of one layer move, as the library takes it."""
+
+    r: _Recurrence
+    works: int
+    saves: int
+    count: int
+    covered: int
+    rule: int
+    _fields_ = (
+        ("r", _Recurrence),
+        *((name, _Pointer) for name in ("works", "saves")),
+        *((name, _Size) for name in ("count", "covered")),
+        ("rule", ctypes.c_int),
     )
 
 
@@ -51,21 +68,27 @@ class CompiledMoves(TorchMoves):
 
 
 def _recur(rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+    """Computes as `recurrence.recur` does, in float32."""
+    whole = carrying(rule, layer, plan)
+    out = (torch.empty if whole.covered == len(mixed) else torch.zeros)((len(mixed), rule.sizes.size))
+    step = whole.r
+    step.mixed, step.gates, step.out = mixed.data_ptr(), gates.data_ptr(), out.data_ptr()
+    step.stride, step.gates_stride = mixed.stride(0), gates.stride(0)
+    call = getattr(calls(), f"tandem_{_RULES[whole.rule]}")
+    call(ctypes.addressof(step), whole.works, whole.count, whole.saves)
+    return out
+
+
+def carrying(rule: Rule, layer: int, plan: StatePlan) -> Carrying:
+    """Returns what a layer's states are moved by in a step, but for its rows; `rule` and `plan` must outlive it."""
     sizes, cache = rule.sizes, plan.cache
-    covered = int(plan.works[:, 3].sum()) == len(mixed)
-    out = (torch.empty if covered else torch.zeros)((len(mixed), sizes.size))
     heads, rows, columns = sizes.state
     step = _Recurrence(
-        mixed=mixed.data_ptr(),
-        gates=gates.data_ptr(),
         filter=rule.filter_rows.data_ptr(),
         states=None if cache is None else cache.recurrent[layer].data_ptr(),
         tails=None if cache is None else cache.tails[layer].data_ptr(),
         journals=None if cache is None else cache.journals[layer].data_ptr(),
         room=plan.room(sizes.channels + sizes.factors).data_ptr(),
-        out=out.data_ptr(),
-        stride=mixed.stride(0),
-        gates_stride=gates.stride(0),
         channels=sizes.channels,
         heads=heads,
         rows=rows,
@@ -75,22 +98,27 @@ def _recur(rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, pla
         factors=sizes.factors,
         threads=torch.get_num_threads(),
     )
-    works, saves = np.ascontiguousarray(plan.works), np.ascontiguousarray(plan.saves)
-    call = _fill(step, rule)
-    call(ctypes.addressof(step), works.ctypes.data, len(works), saves.ctypes.data)
-    return out
+    kind = _fill(step, rule)
+    return Carrying(
+        r=step,
+        works=plan.works.ctypes.data,
+        saves=plan.saves.ctypes.data,
+        count=len(plan.works),
+        covered=plan.rows,
+        rule=_RULES.index(kind),
+    )
 
 
-def _fill(step: _Recurrence, rule: Rule) -> ctypes._NamedFuncPointer:
-    """Adds what a rule alone has; returns the function that computes it."""
+def _fill(step: _Recurrence, rule: Rule) -> str:
+    """Adds what a rule alone has; returns the one of `_RULES` that computes it."""
     match rule:
         case DeltaRule():
             step.rate, step.bias, step.norm = (part.data_ptr() for part in (rule.decay_rate, rule.bias, rule.norm))
             step.groups, step.eps = rule.sizes.key_heads, rule.eps
-            return calls().tandem_delta_net
+            return "delta_net"
         case ConvolutionRule():
             step.filter_bias = None if rule.filter_bias is None else rule.filter_bias.data_ptr()
-            return calls().tandem_short_convolution
+            return "short_convolution"
         case MambaRule():
             step.filter_bias = None if rule.filter_bias is None else rule.filter_bias.data_ptr()
             parts = (rule.rate, rule.bias, rule.skip, rule.norm)
@@ -98,5 +126,5 @@ def _fill(step: _Recurrence, rule: Rule) -> ctypes._NamedFuncPointer:
             step.groups, step.eps, step.norm_kind = rule.sizes.groups, rule.eps, _NORMS[rule.sizes.norm]
             step.least, step.most = rule.sizes.least_dt, rule.sizes.most_dt
             step.z_by, *_, step.dt_by = rule.sizes.multipliers
-            return calls().tandem_mamba
+            return "mamba"
     raise AssertionError(f"{type(rule).__name__} is not compiled")

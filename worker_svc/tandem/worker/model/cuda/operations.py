@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda import products as cuda_products
@@ -338,6 +338,17 @@ class TritonOperations:
 
     def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return TorchOperations().geglu(gate_up, size)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        return TorchOperations().add_layer_norm(x, delta, weight, bias, eps)
+
+    def activate(self, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        return TorchOperations().activate(activation, x)
+
+    def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return TorchOperations().gate_by_sigmoid(x, gates)
 
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device

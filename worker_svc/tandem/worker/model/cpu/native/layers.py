@@ -24,7 +24,8 @@ from tandem.worker.model.unfinished import Unfinished
 LANES = 8  # sizes are multiples of it
 
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int6": 6}  # as in numbers.h
-GATES: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # as in gates.h
+ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2}  # as in gates.h
+GATES: tuple[Activation, ...] = ("silu", "gelu_tanh")  # those of a gate
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
 
@@ -82,12 +83,37 @@ def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, 
     return out
 
 
+def add_layer_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """Adds `delta` to `x` `[N, size]` in place, then gives its LayerNorm."""
+    out = torch.empty_like(x)
+    delta = None if delta is None else delta.contiguous()
+    calls().tandem_add_layer_norm(
+        x.data_ptr(),
+        None if delta is None else delta.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        eps,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def activate(activation: Activation, x: torch.Tensor) -> torch.Tensor:
+    """Makes contiguous `x` `[N, size]` an activation of it, in place."""
+    calls().tandem_activate(ACTIVATIONS[activation], x.data_ptr(), x.numel(), torch.get_num_threads())
+    return x
+
+
 def gate(activation: Activation, gate_up: torch.Tensor, size: int) -> torch.Tensor:
     """`activation(gate) * up` of `[N, 2 size]`; the activation is one of `GATES`."""
     rows = gate_up.shape[0]
     out = torch.empty((rows, size))
     calls().tandem_gate(
-        GATES[activation],
+        ACTIVATIONS[activation],
         gate_up.data_ptr(),
         out.data_ptr(),
         rows,
@@ -96,6 +122,12 @@ def gate(activation: Activation, gate_up: torch.Tensor, size: int) -> torch.Tens
         torch.get_num_threads(),
     )
     return out
+
+
+def gate_by_sigmoid(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Makes contiguous `x` `[N, size]` `x / (1 + exp(-gates))`, in place."""
+    calls().tandem_gate_by_sigmoid(x.data_ptr(), gates.data_ptr(), *x.shape, gates.stride(0), torch.get_num_threads())
+    return x
 
 
 def heads_of(

@@ -22,7 +22,10 @@ _FUNCTIONS: dict[str, Signature] = {
     "half_product": ([_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
     "float8_product": ([*[_POINTER] * 2, _SIZE, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
     "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
+    "add_layer_norm": ([*[_POINTER] * 5, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
+    "activate": ([_NUMBER, _POINTER, _SIZE, _NUMBER], None),
     "gate": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
+    "gate_by_sigmoid": ([*[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
     "rotate_and_store": ([_POINTER, _SIZE, *[_POINTER] * 5, _NUMBER, _POINTER, *[_SIZE] * 2, _NUMBER], None),
     "attention": (
         [
@@ -43,7 +46,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "heads": ([_POINTER, _SIZE, *[_POINTER] * 2, _SIZE, _NUMBER], ctypes.c_int),
     "experts_room": ([_POINTER, _SIZE], ctypes.c_int64),
     "experts": ([*[_POINTER] * 6, _SIZE, _NUMBER], None),
-    "layer": ([*[_POINTER] * 4, _NUMBER, *[_POINTER] * 2], ctypes.c_int),
+    "layer": ([*[_POINTER] * 4, _NUMBER, *[_POINTER] * 3], ctypes.c_int),
 }
 
 SOURCES = CSources(

@@ -34,9 +34,13 @@ void tandem_wide_product(int bf16, const void *weight, const float *x, void *roo
                          int64_t outputs, int threads);
 void tandem_add_norm(float *x, const float *delta, const float *weight, float *out, int64_t rows, int64_t size,
                      float eps, int threads);
+void tandem_add_layer_norm(float *x, const float *delta, const float *weight, const float *bias, float *out,
+                           int64_t rows, int64_t size, float eps, int threads);
 void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_t stride, int threads);
 void tandem_gate(int activation, const float *gate_up, float *out, int64_t rows, int64_t size, int64_t stride,
                  int threads);
+void tandem_activate(int activation, float *x, int64_t count, int threads);
+void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t size, int64_t stride, int threads);
 void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const float *cos, const float *sin,
                              const Pages *keys, const Pages *values, int format, const int64_t *slots, int64_t rows,
                              int64_t page_size, int threads);

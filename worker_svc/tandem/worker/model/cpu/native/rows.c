@@ -33,6 +33,36 @@ void tandem_add_norm(float *x, const float *delta, const float *weight, float *o
         norm_row(x + row * size, delta ? delta + row * size : 0, weight, out + row * size, size, eps);
 }
 
+// here [size] += delta (where there is one), then to = (here - mean(here)) / sqrt(variance(here) + eps) * weight + bias.
+INLINE void layer_norm_row(float *here, const float *delta, const float *weight, const float *bias, float *to,
+                           int64_t size, float eps) {
+    __m256 sum = _mm256_setzero_ps(), squares = _mm256_setzero_ps();
+    for (int64_t i = 0; i < size; i += 8) {
+        __m256 v = _mm256_loadu_ps(here + i);
+        if (delta) _mm256_storeu_ps(here + i, v = _mm256_add_ps(v, _mm256_loadu_ps(delta + i)));
+        sum = _mm256_add_ps(sum, v);
+    }
+    const __m256 mean = _mm256_set1_ps(one_sum(sum) / (float)size);
+    for (int64_t i = 0; i < size; i += 8) {
+        const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(here + i), mean);
+        squares = _mm256_fmadd_ps(v, v, squares);
+    }
+    const __m256 factor = _mm256_set1_ps(1.0f / sqrtf(one_sum(squares) / (float)size + eps));
+    for (int64_t i = 0; i < size; i += 8) {
+        const __m256 v = _mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(here + i), mean), factor);
+        const __m256 scaled = _mm256_mul_ps(v, _mm256_loadu_ps(weight + i));
+        _mm256_storeu_ps(to + i, bias ? _mm256_add_ps(scaled, _mm256_loadu_ps(bias + i)) : scaled);
+    }
+}
+
+// The same for rows x [rows, size], which may be `out`. size % 8 == 0.
+void tandem_add_layer_norm(float *x, const float *delta, const float *weight, const float *bias, float *out,
+                           int64_t rows, int64_t size, float eps, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > 32768)
+    for (int64_t row = 0; row < rows; row++)
+        layer_norm_row(x + row * size, delta ? delta + row * size : 0, weight, bias, out + row * size, size, eps);
+}
+
 // x [rows, size] += what is added, whose rows are `stride` apart: 0 for a bias. size % 8 == 0.
 void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_t stride, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > 65536)
@@ -56,6 +86,26 @@ void tandem_gate(int activation, const float *gate_up, float *out, int64_t rows,
                 const __m256 v = activation == SILU ? silu(g) : gelu_tanh(g);
                 _mm256_storeu_ps(out + row * size + i, _mm256_mul_ps(v, _mm256_loadu_ps(up + i)));
             }
+        }
+}
+
+// x [count] = activation(x), in place. count % 8 == 0.
+void tandem_activate(int activation, float *x, int64_t count, int threads) {
+    const Gate how = {activation, 0, 0};
+    const __m256 one = _mm256_set1_ps(1.0f);
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > 8192)
+    for (int64_t i = 0; i < count; i += 8) _mm256_storeu_ps(x + i, gated(&how, _mm256_loadu_ps(x + i), one));
+}
+
+// x [rows, size] = x / (1 + e^-gate), gates' rows `stride` apart. size % 8 == 0.
+void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t size, int64_t stride, int threads) {
+    const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > 16384)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < size; i += 8) {
+            float *here = x + row * size + i;
+            const __m256 power = exponential(_mm256_xor_ps(_mm256_loadu_ps(gates + row * stride + i), sign));
+            _mm256_storeu_ps(here, _mm256_div_ps(_mm256_loadu_ps(here), _mm256_add_ps(one, power)));
         }
 }
 
