@@ -56,7 +56,7 @@ _LLAMA = {
     **{"num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "rms_norm_eps": 1e-5},
     **{"max_position_embeddings": 2048, "tie_word_embeddings": False},
 }
-_QWEN3 = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "tie_word_embeddings": True}
+_QWEN3 = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
 _QWEN35 = {
     **{"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2},
     **{"linear_num_value_heads": 16, "tie_word_embeddings": True},
