@@ -37,13 +37,14 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tandem.common.machine import processor_fact
+from tandem.common.machine import available_cores, processor_fact
 
-_COMPILE_SECONDS = 300.0  # the largest takes 20 s of an idle processor
+_COMPILE_SECONDS = 300.0  # of one file; the largest takes 20 s of an idle processor
 _COMPILERS = ("cc", "gcc", "clang")
 _OLDEST = {"x86_64": ("-march=x86-64",)}  # some compilers are built to take a later one
 _CONTENT_DIGITS = 32
@@ -126,9 +127,15 @@ class CSources:
             raise CompileError(f"no C compiler: neither CC nor {', '.join(_COMPILERS)}")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as private:
             made = Path(private) / f"{self.name}.so"
+            flags = [*self.flags, *(_OLDEST.get(platform.machine(), ()) if portable else ())]
             sources = [str(self.folder / name) for name in self.sources]
-            processor = _OLDEST.get(platform.machine(), ()) if portable else ()
-            _run([*command, *self.flags, *processor, "-o", str(made), *sources, "-lm"])
+            if len(sources) > 1:  # each apart, as many at once as there are cores
+                objects = [str(Path(private) / f"{name}.o") for name in self.sources]
+                apart = [[*command, *flags, "-c", "-o", *step] for step in zip(objects, sources, strict=True)]
+                with ThreadPoolExecutor(available_cores()) as pool:
+                    list(pool.map(_run, apart))
+                sources = objects
+            _run([*command, *flags, "-o", str(made), *sources, "-lm"])
             made.chmod(0o755)
             with made.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()[:_CONTENT_DIGITS]
