@@ -75,7 +75,9 @@ LATENTS = [
 
 
 @pytest.mark.parametrize("reproducible", MODES)
-@pytest.mark.parametrize(("heads", "latent", "rotated", "stored"), LATENTS, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "latent", "rotated", "stored"), LATENTS, ids=lambda value: getattr(value, "name", str(value))
+)
 def test_attention_over_latents_equals_float64(
     heads: int, latent: int, rotated: int, stored: KVFormat, reproducible: bool
 ) -> None:
