@@ -130,7 +130,7 @@ class CSources:
             flags = [*self.flags, *(_OLDEST.get(platform.machine(), ()) if portable else ())]
             sources = [str(self.folder / name) for name in self.sources]
             if len(sources) > 1:  # each apart, as many at once as there are cores
-                objects = [str(Path(private) / f"{name}.o") for name in self.sources]
+                objects = [str(Path(private) / f"{place}.o") for place in range(len(sources))]
                 apart = [[*command, *flags, "-c", "-o", *step] for step in zip(objects, sources, strict=True)]
                 with ThreadPoolExecutor(available_cores()) as pool:
                     list(pool.map(_run, apart))
