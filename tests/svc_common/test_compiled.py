@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import importlib
 import logging
 import os
 import resource
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tandem.common import compiled
+from tandem.common.machine import processor_fact
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiled._COMPILERS)), reason="no C compiler")
 
@@ -24,6 +27,7 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 from tandem.common import compiled
+from tandem.common.machine import processor_fact
 logging.basicConfig(format="%(message)s", stream=sys.stderr)
 compiled._COMPILE_SECONDS = float(sys.argv[2])
 sources = compiled.CSources(Path(sys.argv[1]), "answer", ("answer.c",), (), {"answer": ([], compiled.ctypes.c_int)})
@@ -342,3 +346,25 @@ def test_without_its_instructions_a_library_is_not_even_made(tmp_path: Path, cap
     martian = compiled.CSources(tmp_path, "answer", ("answer.c",), (), {}, instructions=("martian",))
     assert martian.load(logging.getLogger("test"), "nothing is answered") is None
     assert caplog.records == []
+
+
+def test_sources_of_one_name_in_several_folders_make_one_library(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "answer.c").write_text(f"int tandem_{name}(void) {{ return {len(name)}; }}\n")
+    functions: dict[str, compiled.Signature] = {name: ([], ctypes.c_int) for name in ("first", "second")}
+    sources = compiled.CSources(tmp_path, "both", ("first/answer.c", "second/answer.c"), (), functions)
+    library = ctypes.CDLL(str(sources.compile_into(tmp_path)))
+    assert (library.tandem_first(), library.tandem_second()) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["tandem.common.field_counter", "tandem.tokenizer.native.library", "tandem.worker.model.cpu.native.library"],
+)
+def test_every_library_is_there_where_a_compiler_is(module: str) -> None:
+    """Where it is not, the tests that need it are skipped: those of sources that do not compile, too."""
+    sources: compiled.CSources = importlib.import_module(module).SOURCES
+    if not sources.for_this_machine or not set(sources.instructions) <= set(processor_fact("flags").split()):
+        pytest.skip("it is for other processors")
+    assert sources.load(logging.getLogger("test"), "its tests are skipped") is not None

@@ -6,31 +6,20 @@ process is then killed by SIGILL, and no test notices it on those that have it. 
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import subprocess
 
 import pytest
 
-from tandem.common import compiled
-from tandem.common.machine import processor_fact
 from tandem.worker.model.cpu import native
-from tandem.worker.model.cpu.native.library import SOURCES, library
+from tandem.worker.model.cpu.native.library import library
 
 NEWER = {  # what may hold them: functions of these names, parts that the compiler has cut off (`.cold`) included
     r"v(dp|cvtn?e?2?ps\w*)bf16\w*|vcvtneo?bf16\w*": r"(pack|pairs)_bf16\b",
     r"tile(load|store|zero|release)\w*|ldtilecfg|sttilecfg|tdp\w+": r"(amx_\w+|pairs_amx)\b",
     r"vpdp(bu|ws)s?\w*": r"wide_quantized_\w+",
 }
-
-
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not any(map(shutil.which, compiled._COMPILERS)), reason="no C compiler for it"
-)
-def test_the_library_is_there_where_a_compiler_is() -> None:
-    """Without it all tests of the kernels are skipped, those of sources that do not compile too."""
-    assert native.available() or not set(SOURCES.instructions) <= set(processor_fact("flags").split())
 
 
 @pytest.mark.skipif(not native.available() or not shutil.which("objdump"), reason="no compiled library, or no objdump")
