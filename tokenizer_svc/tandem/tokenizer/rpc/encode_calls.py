@@ -37,7 +37,8 @@ class EncodeCalls:
         """Returns the EncodeResponse where the ids alone of one small plain text are asked for, as nearly always; None
         where more is."""
         plain = PlainTexts(min(self._settings.inline_bytes, self._settings.max_input_bytes))
-        if request.include_offsets or request.include_pieces or not plain.take([request.input]):
+        inputs = [request.input]
+        if request.include_offsets or request.include_pieces or not have_little(inputs) or not plain.take(inputs):
             return None
         loaded.metrics.encoded_bytes.inc(plain.sizes[0])
         ids = loaded.tokenizer.encode_segments((Segment(plain.texts[0]),), plain.add_special).id_array
