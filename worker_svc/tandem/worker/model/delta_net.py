@@ -42,17 +42,6 @@ class DeltaNetMixer(Mixer):
         self.bias = Constants(sizes.value_heads)
         self.norm = Constants(sizes.value_dim)
 
-    def forward(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.mixed(normed), self.gates(normed)
-
-    @property
-    def first(self) -> Linear:
-        return self.mixed
-
-    @property
-    def beside(self) -> Linear:
-        return self.gates
-
     @cached_property
     def rule(self) -> DeltaRule:
         return DeltaRule(

@@ -44,17 +44,6 @@ class MambaMixer(Mixer):
         self.skip = Constants(sizes.heads)  # D
         self.norm = Constants(sizes.size) if sizes.norm != "none" else None
 
-    def forward(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.mixed(normed), self.gates(normed)
-
-    @property
-    def first(self) -> Linear:
-        return self.mixed
-
-    @property
-    def beside(self) -> Linear:
-        return self.gates
-
     @cached_property
     def rule(self) -> MambaRule:
         sizes, weights = self.sizes, self.filter.weight

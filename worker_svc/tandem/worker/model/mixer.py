@@ -27,10 +27,12 @@ Filled: TypeAlias = Linear | Bias | Constants
 
 
 class Mixer(torch.nn.Module):
-    """The projections before a state, and what its rule computes with."""
+    """The projections before a state, and what its rule computes with. Most have two matrices."""
 
     __call__: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     sizes: Recurrence
+    mixed: Linear
+    gates: Linear
     name: str  # what canonical names of its tensors begin with
 
     def __init__(self, config: ModelConfig) -> None:
@@ -39,7 +41,7 @@ class Mixer(torch.nn.Module):
 
     def forward(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the `mixed` and the `gates` of rows `[N, hidden]` that the rule is given."""
-        raise NotImplementedError
+        return self.mixed(normed), self.gates(normed)
 
     @property
     def rule(self) -> Rule:
@@ -49,12 +51,12 @@ class Mixer(torch.nn.Module):
     @property
     def first(self) -> Linear:
         """Returns the matrix of what the rule is given as `mixed`, or of all that it is given."""
-        raise NotImplementedError
+        return self.mixed
 
     @property
     def beside(self) -> Linear | None:
         """Returns the matrix of `gates`, if they have one of their own."""
-        return None
+        return self.gates
 
     @property
     def output_bias(self) -> bool:

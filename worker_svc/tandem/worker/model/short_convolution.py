@@ -61,6 +61,10 @@ class ShortConvolutionMixer(Mixer):
     def first(self) -> Linear:
         return self.projection
 
+    @property
+    def beside(self) -> None:
+        return None
+
     @cached_property
     def rule(self) -> ConvolutionRule:
         bias = None if self.filter_bias is None else self.filter_bias.weight
