@@ -69,12 +69,12 @@ VARIANTS += [("gemma4", "float32", "auto"), ("gemma4", "bfloat16", "int4")]
 # Layers in chunks, queries that grow, and one expert a token.
 VARIANTS += [("llama4", dtype, kv) for dtype, kv in (("float32", "auto"), ("bfloat16", "int8"), ("float32", "int4"))]
 # Convolutions beside experts, Mamba-2 beside attention in one layer, and in layers of their own.
-VARIANTS += [("lfm2", "float32", "auto"), ("lfm2", "bfloat16", "int4"), ("falcon", "float32", "auto")]
-VARIANTS += [("nemotron", "float32", "auto")]
+VARIANTS += [("lfm2", "float32", "auto"), ("lfm2", "bfloat16", "int4"), ("falcon", "bfloat16", "auto")]
+VARIANTS += [("nemotron", "bfloat16", "auto")]
 VARIANTS += [("experts", "bfloat16", "auto")]  # compiled
 VARIANTS += [("latents", "float32", "auto"), ("latents", "bfloat16", "int8"), ("latents", "float32", "int4")]
 VARIANTS += [("latents", "bfloat16", "fp8")]
-VARIANTS += [("granite", "float32", "auto")]  # Mamba-2 in layers of their own beside experts
+VARIANTS += [("granite", "bfloat16", "auto")]  # Mamba-2 in layers of their own beside experts
 # A place in the list is a variant's seed: what is new comes last.
 VARIANTS += [("llama", "float32", "int6"), ("llama", "bfloat16", "int6"), ("latents", "bfloat16", "int6")]
 

@@ -14,10 +14,11 @@ from tandem.worker.checkpoints.grouped import Quantization, to_float8
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
+from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Weight
-from tandem.worker.model.linear import HalfPanels, Linear, PlainWeight
+from tandem.worker.model.linear import FloatRows, HalfPanels, Linear, PlainWeight
 from tandem.worker.model.loading import load_transformer
-from tandem.worker.model.moe import MixtureOfExperts
+from tandem.worker.model.moe import MixtureOfExperts, choose
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
@@ -85,11 +86,11 @@ def mixture(kind: str | Quantization, config: Experts = EXPERTS, hidden: int = 7
 
 def apart(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
     """What the same experts give one after the other."""
-    joined, layer._joined = layer._joined, None
+    joined, layer.joined = layer.joined, None
     try:
         return layer(x)
     finally:
-        layer._joined = joined
+        layer.joined = joined
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -184,3 +185,51 @@ def test_a_quantized_file_computes_what_transformers_does(kind: str, tmp_path: P
     theirs = saved("Qwen3Moe", tmp_path, **MODELS["qwen3 moe"][1] | sizes | {"norm_topk_prob": True})
     path = save_gguf(theirs, tmp_path / "model.gguf", kind)
     assert_is_transformers(path, theirs, torch.float32, near=2e-3)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("changes", [{}, {"normalized": False, "scale": 2.5},
+                                     {"groups": 4, "groups_per_token": 2}, {"groups": 4, "groups_per_token": 2,
+                                      "best_of_group": 1}], ids=str)  # fmt: skip
+def test_experts_are_chosen_as_by_torch_and_a_row_chooses_the_same_in_any_company(
+    score: str, changes: dict[str, Any]
+) -> None:
+    config = replace(Experts(12, 4, 8, normalized=True), score=score, **changes)
+    logits, bias, weights = 3 * torch.randn(400, 16)[:, :12], torch.randn(12) / 5, torch.rand(12) + 0.5
+    route = mixture("bfloat16", config)._route
+    shares, chosen = route(logits, bias, weights)
+    theirs = choose(logits.double(), bias.double(), weights.double(), config)
+    assert torch.equal(chosen.sort().values, theirs[1].sort().values)
+    by_expert = [each.gather(1, numbers.argsort()) for each, numbers in ((shares, chosen), theirs)]
+    torch.testing.assert_close(by_expert[0], by_expert[1].float(), rtol=2e-6, atol=1e-7)
+    for some in (slice(7, 8), slice(100, 103)):
+        alone = route(logits[some], bias, weights)
+        assert torch.equal(alone[0], shares[some])
+        assert torch.equal(alone[1], chosen[some])
+    logits[3] = float("nan")
+    spoilt = route(logits, bias, weights)
+    assert bool(spoilt[0][3].isnan().all())
+    assert len(set(spoilt[1][3].tolist())) == config.per_token
+    assert torch.equal(spoilt[0][4:], shares[4:])
+
+
+@pytest.mark.parametrize("columns", [8, 72, 640, 1029])
+def test_a_product_of_floats_is_that_in_float64_and_the_same_bits_in_any_company(columns: int) -> None:
+    x, weight = torch.randn(43, columns), torch.randn(29, columns) / columns**0.5
+    together = native.float_product(x, weight)
+    torch.testing.assert_close(together.double(), x.double() @ weight.double().T, rtol=0, atol=1e-5)
+    for first, last in ((0, 1), (5, 7), (9, 12), (3, 43)):
+        assert torch.equal(native.float_product(x[first:last], weight), together[first:last])
+
+
+def test_routers_of_a_quantized_file_stay_floats_and_are_in_the_call(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64, "initializer_range": 0.06}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "norm_topk_prob": True}
+    theirs = saved("Qwen3Moe", tmp_path, **MODELS["qwen3 moe"][1] | sizes)
+    ours = load_transformer(open_checkpoint(save_gguf(theirs, tmp_path / "model.gguf", "Q8_0")), "cpu", torch.float32)
+    for layer in ours.layers:
+        assert isinstance(layer.feed_forward, MixtureOfExperts)
+        kinds = {type(weight) for weight in layer.feed_forward.router.weights}
+        assert kinds == {WidePanels if native.wide_serves(torch.float32) else FloatRows}
+        assert layer.compiled is not None
+        assert not layer.compiled.ends_early  # type: ignore[operator,union-attr]

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.checkpoints.layer_parts import Activation, Experts, QueryGrowth
+from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
 from tandem.worker.model.cpu import layer as native_layer
@@ -185,14 +185,36 @@ LAYERS: Mapping[str, dict[str, Any]] = {
     },
     "Qwen3.5's gates of attention": {"qk_norm": "head", "attention_gate": True},
     "Llama 4's, queries growing": {"qk_norm": "unit", "query_growth": QueryGrowth(0.1, 8), "unrotated_layers": (1,)},
-}
-LATER = Experts(4, 2, 64, normalized=False, dense_layers=(0,))
-ATTENTION_ALONE: Mapping[str, dict[str, Any]] = {
+    "a norm before both parts at once": {"norm": "layer", "parallel": True},
+    "layers of one part each": {"feed_forward_alone": (1,), "gated": False, "activation": "relu2"},
+    "Gemma 4's inputs and scales of layers, and another layer's keys": {
+        **{"norm_placement": "both", "activation": "gelu_tanh", "qk_norm": "head", "value_norm": True},
+        **{"per_layer_inputs": PerLayerInputs(16, 512), "layer_scale": True, "shared_layers": 1},
+    },
+    "Gemma 4's keys that are values": {"qk_norm": "head", "value_norm": True, "values_are_keys": True},
     "experts, scores of nothing": {"sinks": True, "experts": Experts(4, 2, 64, normalized=True)},
     "experts behind a dense layer": {
-        "qk_norm": "head",
-        "experts": LATER,
+        **{"qk_norm": "head"},
+        "experts": Experts(4, 2, 64, normalized=False, dense_layers=(0,)),
     },
+    "gpt-oss's experts": {
+        "experts": Experts(4, 2, 64, normalized=True, clamped=ClampedSwiGLU(1.7, 7.0), biases=True),
+    },
+    "DeepSeek's experts in groups": {
+        "experts": Experts(
+            **{"count": 8, "per_token": 3, "intermediate_size": 40, "normalized": True, "score": "sigmoid"},
+            **{"biased": True, "groups": 4, "groups_per_token": 2, "scale": 2.5, "shared_size": 64},
+        ),
+    },
+    "a shared expert by a router of its own": {
+        "experts": Experts(6, 2, 64, normalized=False, shared_size=72, shared_router=True, logit_multiplier=0.5),
+    },
+    "Llama 4's expert": {
+        "experts": Experts(4, 1, 64, normalized=False, score="sigmoid", shared_size=64, weighs_input=True),
+    },
+}
+ATTENTION_ALONE: Mapping[str, dict[str, Any]] = {
+    "SparseMixer": {"experts": Experts(4, 2, 64, normalized=False, score="mixer", jitter=0.01)},
 }
 
 
@@ -218,8 +240,7 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
     model = load_transformer(checkpoint, "cpu", half, quantization=kind, operations=OURS)
     assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]
     whole_ones = [not layer.compiled.ends_early for layer in model.layers]  # type: ignore[union-attr]
-    dense = () if config.experts is None else config.experts.dense_layers
-    assert whole_ones == [described not in ATTENTION_ALONE.values() or layer in dense for layer in range(2)]
+    assert whole_ones == [described not in ATTENTION_ALONE.values()] * 2
     stored = {None: "auto", Quantization(8, 0): "int8", Quantization(4, 32): "fp8"}[kind]
     shape = CacheShape(config.cache_heads, 8, 16, kv_format(stored, half))
     channels = [KeyChannels(numbers(*heads[:2]), numbers(*heads[:2]).exp()) for heads in config.cache_heads]
@@ -250,14 +271,20 @@ STATES = {
     "a gated delta rule": DeltaNet((0, 1), key_heads=2, value_heads=8, key_dim=16, value_dim=24, kernel=4),
     "a state space with biases": Mamba((0, 1), 16, 8, 2, 16, 4, input_bias=True, output_bias=True),
     "a convolution": ShortConvolution((0, 1), channels=64, kernel=3),
+    "attention beside a state space": Mamba(
+        **{"layers": (0, 1, 2), "heads": 6, "head_dim": 24, "groups": 2, "state_size": 16, "kernel": 4, "norm": "none"},
+        **{"multipliers": (1.5, 0.5, 0.7, 0.9, 1.25), "output_multiplier": 0.5, "beside_attention": True},
+    ),
 }
+BESIDE = {"mixing_multiplier": 0.75, "gate_multiplier": 1.5, "feed_forward_multiplier": 0.5}
 
 
-@pytest.mark.parametrize(("name", "kind"), [*zip(STATES, KINDS, strict=True), ("a convolution", None)])
+@pytest.mark.parametrize(("name", "kind"), [*zip(STATES, (*KINDS, KINDS[1]), strict=True), ("a convolution", None)])
 def test_a_layer_with_a_state_in_one_call_has_the_bits_of_one_in_pieces(
     name: str, kind: Quantization | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(llama("tiny", 128), num_layers=3, recurrence=STATES[name])
+    beside = BESIDE if isinstance(states_of := STATES[name], Mamba) and states_of.beside_attention else {}
+    config = replace(llama("tiny", 128), num_layers=3, recurrence=states_of, **beside)
     checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)
     model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)
     assert all(layer.compiled is not None and not layer.compiled.ends_early for layer in model.layers)  # type: ignore[union-attr]

@@ -35,7 +35,8 @@ class FeedForward(torch.nn.Module):
         """`clamped` is the gate instead of one with the activation."""
         super().__init__()
         self.intermediate_size = intermediate_size
-        self.activation = activation if clamped is None and gate_multiplier == 1 else None
+        self.activation = activation if clamped is None else None
+        self.gate_multiplier = gate_multiplier
         self._operations, self._is_swiglu = operations, activation == "silu" and clamped is None
         self._gated: Callable[[torch.Tensor, int], torch.Tensor] = operations.swiglu
         if activation != "silu":

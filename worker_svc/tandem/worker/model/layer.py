@@ -20,15 +20,9 @@ import torch
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.beside import ExpertsBeside
-from tandem.worker.model.cpu.layer import (
-    Attending,
-    Carried,
-    CompiledLayer,
-    CompiledStep,
-    Feeding,
-    LayerKind,
-    LayerNorms,
-)
+from tandem.worker.model.cpu.experts import CompiledExperts, Routing
+from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind
+from tandem.worker.model.cpu.layer_parts import Attending, Behind, Carried, Feeding, FeedingExperts, Given, LayerNorms
 from tandem.worker.model.destinations import Destination, of_experts, of_gated, of_norm
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
@@ -89,6 +83,7 @@ class Layer(torch.nn.Module):
         self._config = config
         self._device = device
         self._number = index
+        self._index = self._state_index = 0  # of its keys and values, and of its states, where it has such
         self._queries_grow = config.queries_grow_in(index)
         self._attention = config.attention_kinds[index]
         self._rope: Rope = config.layer_ropes[index]
@@ -137,7 +132,7 @@ class Layer(torch.nn.Module):
         self._first_rows = dict(zip(rows, accumulate(rows.values(), initial=0), strict=False))
         self._values_are_keys = self._stores and "v" not in rows
         self._q_size, self._qkv_size = rows["q"], sum(rows.values())
-        self._heads, self._kv_heads = config.num_heads, kv_heads if self._stores else 0
+        self._heads, self._kv_heads, self._stored_heads = config.num_heads, kv_heads if self._stores else 0, kv_heads
         self._qkv_shape = (-1, self._heads + 2 * self._kv_heads, head_dim)
         self._scale, self._cap = config.attention_scale, config.attention_soft_cap
         self._gated = config.attention_gate
@@ -161,13 +156,11 @@ class Layer(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns `x [N, hidden]` after the layer and what is still to be added to it, given both before it; x itself
         is overwritten. With `wanted` `[M]`, only those rows come out."""
-        in_one, compiled = step.compiled.get(self.kind), self.compiled
         mlp = self.feed_forward
-        if in_one is not None and compiled is not None and (wanted is None or len(wanted) == len(x)):
-            delta, seen = compiled.run(in_one, x, delta, step.cache, self._index, step.states)
-            if wanted is not None:
-                x, delta, seen = (rows.index_select(0, wanted) for rows in (x, delta, seen))
-            if not compiled.ends_early:
+        in_one = self._in_one_call(x, delta, step, wanted)
+        if in_one is not None:
+            x, delta, seen = in_one
+            if seen is None:
                 return x, delta
             entering: Rows = seen
         else:
@@ -188,6 +181,19 @@ class Layer(torch.nn.Module):
         if self.scale is not None:
             x, delta = x.mul_(self.scale.weight), delta * self.scale.weight
         return x, delta
+
+    def _in_one_call(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+        """Returns what `forward` does, and what the feed-forward part is given if it is still to come; None where the
+        layer is computed piece by piece."""
+        in_one, compiled = step.compiled.get(self.kind), self.compiled
+        if in_one is None or compiled is None or (wanted is not None and len(wanted) != len(x)):
+            return None
+        delta, seen = compiled.run(in_one, x, delta, step.cache, self._index, self._state_index, step.states)
+        if wanted is not None:
+            x, delta, seen = (rows.index_select(0, wanted) for rows in (x, delta, seen))
+        return x, delta, seen if compiled.ends_early else None
 
     @property
     def _takes_float8(self) -> bool:
@@ -221,25 +227,54 @@ class Layer(torch.nn.Module):
     def compiled(self) -> CompiledLayer | None:
         """Returns this layer, or all before its feed-forward part, for a call of its own, once its weights are there;
         None where that is not available."""
-        config, mlp = self._config, self.feed_forward
-        if not_compiled(config, self._number) or self._ranks.size > 1 or mlp is None:
+        config, number = self._config, self._number
+        if not_compiled(config, number) or self._ranks.size > 1:
             return None
         places = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         vectors = [None if norm is None else norm.vectors for norm in places]
         if config.norm_placement == "after":
             vectors = [None, vectors[0], None, vectors[2]]
-        rest: Feeding | None = None
-        if not behind_the_call(config, self._number):
-            if isinstance(mlp, FeedForward):
-                rest = Feeding(mlp.gate_up, mlp.down, mlp.activation, gated=True)
-            elif isinstance(mlp, UngatedFeedForward):
-                rest = Feeding(mlp.up, mlp.down, mlp.activation, gated=False)
-        first, how = self._mixing()
         norms = LayerNorms(config.stream_eps, config.norm == "layer", *vectors)
-        return CompiledLayer.of((first, self.attention_output), rest, norms, how)
+        feeding = None if behind_the_call(config, number) else self._feeding()
+        mixing, parallel = self._mixing(), config.parallel and self._feeds
+        if feeding is not None:
+            whole = CompiledLayer.of(
+                *(config.hidden_size, *mixing, feeding, Behind.IN_THE_CALL, norms),
+                parallel=parallel,
+                given=self._given(),
+                by=None if self.scale is None else self.scale.weight,
+            )
+            if whole is not None or parallel:
+                return whole
+        if not any(mixing):
+            return None
+        return CompiledLayer.of(
+            config.hidden_size, *mixing, None, Behind.THE_CALLERS if self._feeds else Behind.NOTHING, norms
+        )
 
-    def _mixing(self) -> tuple[Linear, Attending | Carried]:
-        """Returns the first product, and what becomes of what it gives."""
+    def _feeding(self) -> Feeding | FeedingExperts | None:
+        """Returns the feed-forward part as a call has it; None where its experts are computed otherwise."""
+        mlp, by = self.feed_forward, self._config.feed_forward_multiplier
+        if isinstance(mlp, FeedForward):
+            return _gated(mlp, by)
+        if isinstance(mlp, UngatedFeedForward):
+            return Feeding(mlp.up, mlp.down, mlp.activation, gated=False, by=by)
+        if mlp is None or not isinstance(mlp.joined, CompiledExperts):
+            return None
+        chosen_by, weights = (None if each is None else each.weight for each in (mlp.router_bias, mlp.weights))
+        routing = Routing.of(mlp.config, chosen_by, weights)
+        shared = None if mlp.shared is None else _gated(mlp.shared)
+        return FeedingExperts(mlp.joined, mlp.router, routing, shared, mlp.shared_router)
+
+    def _given(self) -> Given | None:
+        given, inputs = self.given, self._config.per_layer_inputs
+        if given is None or inputs is None:
+            return None
+        place = self._number * inputs.size
+        return Given(given.gate, given.output, given.norm.weight, self._config.norm_eps, given.activation, place)
+
+    def _mixing(self) -> tuple[Attending | None, Carried | None]:
+        """Returns what mixes the tokens of a sequence as a call has it."""
         whole = self._config.qk_norm == "whole"
         first = self._unfinished()
         if whole and self.q_norm is not None and self.k_norm is not None:
@@ -247,11 +282,23 @@ class Layer(torch.nn.Module):
         if self.qkv.bias is not None:
             first = first._replace(bias=self.qkv.bias.weight)
         sinks = None if self.sinks is None else self.sinks.weight
-        scores = Scores(self._scale, self._cap, sinks)
-        head_dim = self._qkv_shape[2]
-        return self.qkv, Attending(
-            first, whole, self._heads, self._kv_heads, head_dim, scores, self._queries_grow, self._gated
+        attending = Attending(
+            matrix=self.qkv,
+            output=self.attention_output,
+            by=self._config.mixing_multiplier,
+            first=first,
+            whole=whole,
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            stored_heads=self._stored_heads,
+            head_dim=self._qkv_shape[2],
+            scores=Scores(self._scale, self._cap, sinks),
+            grows=self._queries_grow,
+            gated=self._gated,
+            stores=self._stores,
+            values_are_keys=self._values_are_keys,
         )
+        return attending, None
 
     def _unfinished(self) -> Unfinished:
         """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""
@@ -330,6 +377,10 @@ class Layer(torch.nn.Module):
 def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
     """Adds `delta` to `x` in place, if there is one, where no norm comes before a part."""
     return x if delta is None else x.add_(delta)
+
+
+def _gated(mlp: FeedForward, by: float = 1.0) -> Feeding:
+    return Feeding(mlp.gate_up, mlp.down, mlp.activation, True, mlp.gate_multiplier, by)
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import Mamba
 from tandem.worker.model.attention import Scores
-from tandem.worker.model.cpu.layer import Carried, CompiledLayer
+from tandem.worker.model.cpu.layer import CompiledLayer
+from tandem.worker.model.cpu.layer_parts import Attending, Carried
 from tandem.worker.model.destinations import Destination, of_mixer
 from tandem.worker.model.latent_attention import LatentProjections
 from tandem.worker.model.layer import Layer, Step
@@ -24,7 +25,7 @@ class RecurrentLayer(Layer):
     def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         sizes = config.recurrence
         assert sizes is not None
-        self._index = sizes.layers.index(index)
+        self._state_index = sizes.layers.index(index)
         self.mixer = make_mixer(config, sizes, dtype)
         self.attention_output = Linear(sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
 
@@ -35,10 +36,10 @@ class RecurrentLayer(Layer):
     def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
         assert step.states is not None, "a step of a model with states says where they are"
         mixed, gates = self.mixer(normed)
-        return step.states.recur(self.mixer.rule, self._index, mixed, gates)
+        return step.states.recur(self.mixer.rule, self._state_index, mixed, gates)
 
-    def _mixing(self) -> tuple[Linear, Carried]:
-        return self.mixer.first, Carried(self.mixer.rule, self.mixer.beside)
+    def _mixing(self) -> tuple[Attending | None, Carried | None]:
+        return None, Carried(self.mixer.first, self.attention_output, self.mixer.rule, self.mixer.beside)
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         return of_mixer(self.mixer, self.attention_output)
@@ -98,6 +99,8 @@ class BesideLayer(Layer):
         self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
+        if (in_one := self._in_one_call(x, delta, step, wanted)) is not None:
+            return in_one[:2]
         normed = self._enter_attention(x, delta)
         assert step.states is not None and isinstance(normed, torch.Tensor) and self.feed_forward is not None
         attended = self._attend(normed, step)
@@ -109,10 +112,9 @@ class BesideLayer(Layer):
         answers = self.feed_forward(self._enter_mlp(x, self._ranks.add_up(delta)))
         return x, self._ranks.add_up(answers) * self._config.feed_forward_multiplier
 
-    @cached_property
-    def compiled(self) -> CompiledLayer | None:
-        """Returns None: only what is between its products is compiled."""
-        return None
+    def _mixing(self) -> tuple[Attending | None, Carried | None]:
+        mixer, by = self.mixer, self._sizes.output_multiplier
+        return super()._mixing()[0], Carried(mixer.first, self.mixer_output, mixer.rule, mixer.beside, by)
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         return super()._mixing_destinations(config) | of_mixer(self.mixer, self.mixer_output)
@@ -129,14 +131,14 @@ class FeedForwardLayer(Layer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
         assert self.feed_forward is not None
+        if (in_one := self._in_one_call(x, delta, step, wanted)) is not None:
+            return in_one[:2]
         if wanted is not None:
             x, delta = x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted)
         return x, self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta)))
 
-    @cached_property
-    def compiled(self) -> CompiledLayer | None:
-        """Returns None: its products are compiled for themselves."""
-        return None
+    def _mixing(self) -> tuple[Attending | None, Carried | None]:
+        return None, None
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         return {}
@@ -149,6 +151,8 @@ class ParallelLayer(Layer):
         self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
+        if (in_one := self._in_one_call(x, delta, step, wanted)) is not None:
+            return in_one[:2]
         normed = self._enter_attention(x, delta)
         assert isinstance(normed, torch.Tensor) and self.feed_forward is not None
         attended = self._attend(normed, step)

@@ -8,6 +8,7 @@ of these kinds; `weights.py` chooses when the first rows come:
 | `PlainWeight` | in the model's dtype: on a GPU, and on a CPU without products of our own for it |
 | `WidePanels` | bf16 or fp32 on a CPU with AVX-512, bf16 also by AMX (`cpu/wide_panels.py`) |
 | `HalfPanels` | bf16 or fp16 on a CPU without instructions for them: products in fp32, half the memory to read |
+| `FloatRows` | fp32 of a router on a CPU without AVX-512 |
 | `QuantizedWeight` | int8 and int4 (`quantization.py`) |
 | `Float8Weight` | fp8 (`float8.py`) |
 
@@ -173,7 +174,38 @@ class HalfPanels(torch.nn.Module):
         return panel_rows(self.panels, index)
 
 
-Weight = PlainWeight | HalfPanels | WidePanels | QuantizedWeight | Float8Weight
+class FloatRows(torch.nn.Module):
+    """A small matrix of fp32, for `native.float_product`, by which a row's bits depend on nothing else."""
+
+    weight: torch.nn.Parameter
+    row_multiple = 1
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty((rows, columns)), requires_grad=False)
+
+    def __len__(self) -> int:
+        return self.weight.shape[0]
+
+    def fill(self, row: int, rows: torch.Tensor) -> None:
+        """Stores rows from `row` on."""
+        self.weight.data[row : row + len(rows)].copy_(rows)
+
+    def truncate(self, rows: int) -> None:
+        """Keeps the first rows only."""
+        self.weight = torch.nn.Parameter(self.weight.data[:rows].clone(), False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]`."""
+        return native.float_product(x, self.weight)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Some rows `[N, in]`."""
+        return F.embedding(index, self.weight)
+
+
+Weight = PlainWeight | HalfPanels | WidePanels | FloatRows | QuantizedWeight | Float8Weight
 
 
 Rows = torch.Tensor | Float8Rows  # [N, in]
@@ -221,6 +253,10 @@ class Linear(torch.nn.Module):
     def share(self, weight: Weight) -> None:
         """Takes a weight that belongs to something else and stays as it is."""
         self.weights = torch.nn.ModuleList([weight])
+
+
+class Router(Linear):
+    """A matrix of few outputs, one for each expert, which is never quantized."""
 
 
 class HeadLinear(Linear):

@@ -23,13 +23,14 @@ they chose.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.feed_forward import FeedForward
-from tandem.worker.model.linear import Bias, Linear
+from tandem.worker.model.linear import Bias, Linear, Router
 from tandem.worker.model.operations import JoinedExperts, Operations
 
 
@@ -40,12 +41,13 @@ class MixtureOfExperts(torch.nn.Module):
 
     def __init__(self, hidden_size: int, experts: Experts, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
-        self._config = experts
+        self.config = experts
         self._operations = operations
-        self._joined: JoinedExperts | None = None
+        self.joined: JoinedExperts | None = None  # what computes them together
+        self._route: Callable[..., tuple[torch.Tensor, torch.Tensor]] = partial(choose, config=experts)
         self.apart = ""  # why experts are computed one after the other, once they are there
         self._row_multiple = 0  # not known before the weights are
-        self.router = Linear(hidden_size, experts.count, dtype, bias=experts.biases)
+        self.router = Router(hidden_size, experts.count, dtype, bias=experts.biases)
         self.router_bias = Bias(experts.count, torch.float32) if experts.biased else None
         self.weights = Bias(experts.count, torch.float32) if experts.weighed else None
         self.experts = torch.nn.ModuleList(
@@ -61,31 +63,33 @@ class MixtureOfExperts(torch.nn.Module):
             for _ in range(experts.count)
         )
         self.shared: FeedForward | None = None
-        self.shared_router: Linear | None = None
+        self.shared_router: Router | None = None
         if experts.shared_size:
             self.shared = FeedForward(hidden_size, experts.shared_size, dtype, operations)
-            self.shared_router = Linear(hidden_size, 1, dtype) if experts.shared_router else None
+            self.shared_router = Router(hidden_size, 1, dtype) if experts.shared_router else None
 
     def join(self) -> None:
         """Comes once the weights are there: joins the experts where they can be computed together."""
-        joined = self._operations.join_experts(self._config, list(self.experts))
-        self._joined, self.apart = (None, joined) if isinstance(joined, str) else (joined, "")
+        joined = self._operations.join_experts(self.config, list(self.experts))
+        self.joined, self.apart = (None, joined) if isinstance(joined, str) else (joined, "")
+        if self.joined is not None:
+            self._route = self.joined.route
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`; the router sees `seen` instead of `x`, if given."""
         shares, chosen = self.choose(x if seen is None else seen)
         inputs = x
-        if self._config.weighs_input:  # of the one expert
+        if self.config.weighs_input:  # of the one expert
             inputs, shares = (x * shares).to(x.dtype), torch.ones_like(shares)
-        if self._joined is not None:
+        if self.joined is not None:
             shared = None if self.shared is None else self.shared(x)
             gate = None if self.shared_router is None else self.shared_router(x)
-            return self._joined(inputs, shares, chosen, shared, gate)
+            return self.joined(inputs, shares, chosen, shared, gate)
         if not self._row_multiple:
             self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
         # Pairs (row, expert), those of expert 0 first; `place` counts through `chosen`.
         place = chosen.flatten().argsort(stable=True)
-        row, share = place // self._config.per_token, shares.flatten()[place].unsqueeze(-1)
+        row, share = place // self.config.per_token, shares.flatten()[place].unsqueeze(-1)
         result = torch.zeros_like(x, dtype=torch.float32)
         # Only experts that somebody chose: of a decode's 128 there are 8, and each one asked for would cost a call.
         numbers, counts = torch.unique_consecutive(chosen.flatten()[place], return_counts=True)
@@ -104,16 +108,14 @@ class MixtureOfExperts(torch.nn.Module):
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the weights of each row's experts, float32, and their numbers, both `[N, per_token]`."""
         logits, bias = self.router(x), None if self.router_bias is None else self.router_bias.weight
-        if self._config.logit_multiplier != 1:
-            logits = logits * self._config.logit_multiplier
+        if self.config.logit_multiplier != 1:
+            logits = logits * self.config.logit_multiplier
         weights = None if self.weights is None else self.weights.weight
-        if self._joined is None:
-            return choose(logits, bias, self._config, weights)
-        return self._joined.route(logits, bias, weights)
+        return self._route(logits, bias, weights)
 
 
 def choose(
-    logits: torch.Tensor, bias: torch.Tensor | None, config: Experts, weights: torch.Tensor | None = None
+    logits: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None, config: Experts
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses by the router's logits `[N, experts]`, and a bias of who is chosen; what each weighs is multiplied by its
     own of `weights` `[experts]`. See `MixtureOfExperts.choose`."""

@@ -15,7 +15,6 @@ import torch
 
 from tandem.worker.checkpoints.layer_parts import PerLayerInputs
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.model.activations import ACTIVATIONS
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.norms import RMSNorm
 from tandem.worker.model.operations import Operations
@@ -54,8 +53,8 @@ class LayerInput(torch.nn.Module):
         self.gate = Linear(config.hidden_size, inputs.size, dtype)
         self.output = Linear(inputs.size, config.hidden_size, dtype)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
-        self._activation = ACTIVATIONS[config.activation]
+        self.activation, self._operations = config.activation, operations
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Returns what is to be added to `x` `[N, hidden]`, whose layer is `given` `[N, size]`."""
-        return self.norm(self.output(self._activation(self.gate(x)) * given))
+        return self.norm(self.output(self._operations.activate(self.activation, self.gate(x)) * given))

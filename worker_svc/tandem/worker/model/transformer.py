@@ -100,11 +100,11 @@ class Transformer(torch.nn.Module):
         """
         rotations = self.rotations.at(positions)
         growth = None if self._growth is None else self._growth.at(positions)
-        compiled = compiled_steps(self.operations, self._compiled, cache, rotations, growth, slots, plans)
         x, delta = self.embedding(ids), None
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
         given = None if self.given is None else self.given(ids, x)
+        compiled = compiled_steps(self.operations, self._compiled, cache, rotations, growth, slots, plans, given)
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
         wanted: torch.Tensor | None = logit_rows
         for behind, layer in zip(range(len(self.layers) - 1, -1, -1), self.layers, strict=True):

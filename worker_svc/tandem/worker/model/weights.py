@@ -20,7 +20,7 @@ from tandem.worker.checkpoints.checkpoint import StoredMatrix
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Weight
-from tandem.worker.model.linear import HalfPanels, Linear, Panels, PlainWeight, Weight, rearranges
+from tandem.worker.model.linear import FloatRows, HalfPanels, Linear, Panels, PlainWeight, Router, Weight, rearranges
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import INT8, QuantizedWeight, quantize
 
@@ -176,7 +176,7 @@ class WeightFiller:
             assert isinstance(last, Float8Weight)
             last.fill(row - first, rows)
             return
-        assert isinstance(last, PlainWeight | HalfPanels | WidePanels)
+        assert isinstance(last, PlainWeight | HalfPanels | WidePanels | FloatRows)
         kept = rows.to(self._dtype)
         self._check_finite(rows, kept)
         last.fill(row - first, kept)
@@ -201,6 +201,8 @@ class WeightFiller:
         multiplied = isinstance(module, Linear) or module.tied
         if multiplied and self._panels is not None:
             return self._panels(rows, columns, self._dtype)
+        if isinstance(module, Router) and self._compiled and self._dtype == torch.float32:
+            return FloatRows(rows, columns)
         numbers = rows * columns
         stageable = numbers * self._dtype.itemsize <= _STAGING_BYTES and self._staged is None
         if not (stageable and isinstance(module, Linear) and rearranges(numbers, self._device, self._dtype)):
@@ -217,7 +219,7 @@ def _takes(weight: Weight, rows: Rows) -> bool:
         return isinstance(weight, QuantizedWeight) and weight.takes(rows)
     if isinstance(rows, Float8Rows):
         return isinstance(weight, Float8Weight) and weight.groups == rows.scale.shape[1]
-    return isinstance(weight, PlainWeight | HalfPanels | WidePanels)
+    return isinstance(weight, PlainWeight | HalfPanels | WidePanels | FloatRows)
 
 
 def _pieces(source: Source, weight_rows: int) -> Iterator[tuple[int, Source]]:

@@ -162,7 +162,7 @@ def test_the_router_chooses_what_torch_chooses(config: Experts) -> None:
     logits = torch.randn(9, config.count, device=DEVICE)
     bias = torch.randn(config.count, device=DEVICE) if config.biased else None
     weights = torch.rand(config.count, device=DEVICE) + 0.5 if config.weighed else None
-    wanted, numbers = choose(logits, bias, config, weights)
+    wanted, numbers = choose(logits, bias, weights, config)
     shares, chosen = route(logits, bias, config, weights)
     assert torch.equal(chosen.long(), numbers)
     torch.testing.assert_close(shares, wanted)

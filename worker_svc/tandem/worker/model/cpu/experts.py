@@ -21,7 +21,7 @@ import torch
 from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.cpu.matrices import ALIKE, Matrix, matrices_of
-from tandem.worker.model.cpu.native.layers import ACTIVATIONS
+from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.linear import Linear
@@ -29,6 +29,33 @@ from tandem.worker.model.moe import choose
 
 _CLAMPED = 3  # as in gates.h
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
+
+
+class Routing(ctypes.Structure):
+    """How a row's experts are chosen, as the library takes it."""
+
+    _fields_ = (
+        *((name, _Pointer) for name in ("bias", "weights")),
+        *((name, _Size) for name in ("count", "per_row", "groups", "groups_per_row", "best_of_group")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("by_sigmoid", "normalized")),
+    )
+
+    @classmethod
+    def of(cls, config: Experts, bias: torch.Tensor | None, weights: torch.Tensor | None) -> Routing:
+        """`bias` and `weights` `[experts]` as `moe.choose` has them; they must outlive it."""
+        return cls(
+            bias=None if bias is None else bias.data_ptr(),
+            weights=None if weights is None else weights.data_ptr(),
+            count=config.count,
+            per_row=config.per_token,
+            groups=config.groups,
+            groups_per_row=config.groups_per_token,
+            best_of_group=config.best_of_group,
+            scale=config.scale,
+            by_sigmoid=config.score == "sigmoid",
+            normalized=config.normalized,
+        )
 
 
 class _Experts(ctypes.Structure):
@@ -47,7 +74,7 @@ class CompiledExperts:
         """Takes the experts' matrices where they are; raises ValueError where they are not served."""
         first, clamped = experts[0], config.clamped
         matrices = [_matrices([each.gate_up for each in experts]), _matrices([each.down for each in experts])]
-        self._config = config
+        self.config = config
         self._kept = (list(experts), matrices)  # what the structure points at
         self._struct = _Experts(
             *(ctypes.addressof(each) for each in matrices),
@@ -55,16 +82,36 @@ class CompiledExperts:
             per_row=config.per_token,
             hidden=first.gate_up.in_features,
             inner=first.intermediate_size,
-            gate=ACTIVATIONS[config.activation] if clamped is None else _CLAMPED,
+            gate=layers.ACTIVATIONS[config.activation] if clamped is None else _CLAMPED,
             alpha=0.0 if clamped is None else clamped.alpha,
             limit=0.0 if clamped is None else clamped.limit,
         )
-        self._address = ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)
+
+    def room(self, rows: int) -> int:
+        """Returns the bytes that so many rows need."""
+        size: int = calls().tandem_experts_room(self.address, rows)
+        return size
 
     def route(
         self, logits: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return choose(logits, bias, self._config, weights)
+        if self.config.score == "mixer":
+            return choose(logits, bias, weights, self.config)
+        logits = logits.float()
+        shares = torch.empty((len(logits), self.config.per_token))
+        chosen = torch.empty(shares.shape, dtype=torch.int64)
+        how = Routing.of(self.config, bias, weights)
+        calls().tandem_route(
+            ctypes.addressof(how),
+            logits.data_ptr(),
+            logits.stride(0),
+            shares.data_ptr(),
+            chosen.data_ptr(),
+            len(logits),
+            torch.get_num_threads(),
+        )
+        return shares, chosen
 
     def __call__(
         self,
@@ -76,10 +123,10 @@ class CompiledExperts:
     ) -> torch.Tensor:
         rows, inputs = len(x), x.float().contiguous()
         shares, chosen = shares.contiguous(), chosen.contiguous()
-        room = torch.empty(calls().tandem_experts_room(self._address, rows), dtype=torch.uint8)
+        room = torch.empty(self.room(rows), dtype=torch.uint8)
         out = torch.empty_like(inputs)
         calls().tandem_experts(
-            self._address,
+            self.address,
             inputs.data_ptr(),
             chosen.data_ptr(),
             shares.data_ptr(),
@@ -88,8 +135,14 @@ class CompiledExperts:
             rows,
             torch.get_num_threads(),
         )
-        if shared is not None:
-            out += shared if gate is None else shared * sigmoid(gate.float())
+        if shared is None:
+            return out.to(x.dtype)
+        if gate is None:
+            out += shared
+        elif out.shape[1] % layers.LANES:
+            out += shared * sigmoid(gate.float())
+        else:
+            layers.add_gated(out, shared.float().contiguous(), gate.float())
         return out.to(x.dtype)
 
 

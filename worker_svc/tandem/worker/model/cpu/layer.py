@@ -10,25 +10,31 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS
-from tandem.worker.checkpoints.layer_parts import Activation
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
-from tandem.worker.model.attention import Scores
-from tandem.worker.model.cpu.matrices import Matrix, matrices_of
-from tandem.worker.model.cpu.native.layers import (
-    ACTIVATIONS,
-    FORMATS,
-    GATES,
-    LANES,
-    WORTH_A_THREAD,
-    Heads,
-    heads_of,
-    pages_of,
+from tandem.worker.model.cpu.experts import CompiledExperts
+from tandem.worker.model.cpu.layer_parts import (
+    NORMS,
+    PIECES,
+    ROOMS,
+    Attending,
+    Behind,
+    Carried,
+    Feeding,
+    FeedingExperts,
+    Given,
+    LayerNorms,
+    LayerStruct,
+    MixingStruct,
+    NormStruct,
+    StepStruct,
 )
+from tandem.worker.model.cpu.matrices import Matrix, matrices_of
+from tandem.worker.model.cpu.native.layers import ACTIVATIONS, FORMATS, LANES, WORTH_A_THREAD, heads_of, pages_of
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
 from tandem.worker.model.cpu.recurrence import CompiledMoves, carrying, serves
@@ -38,177 +44,96 @@ from tandem.worker.model.linear import Linear
 from tandem.worker.model.operations import Operations, Plan, StateMoves
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.rope import Rotation
-from tandem.worker.model.unfinished import Unfinished
 
 MOST_ROWS = 64  # with more, quantized products take so long that nothing else matters
 MOST_WIDE_ROWS = 2048  # with plain ones, room for what a layer computes is had once instead of once a layer
 
 LayerKind: TypeAlias = tuple[AttentionKind, Rope]  # how it attends and rotates
-_Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-
-
-_PIECES = 3  # of a matrix whose rows are not all stored alike
-
-
-_NORMS = ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")
-
-
-class _Norm(ctypes.Structure):
-    weight: int | None
-    _fields_ = (("weight", _Pointer), ("bias", _Pointer))
-
-
-class _Layer(ctypes.Structure):
-    first: ctypes.Array[Matrix]
-    made: Heads
-    sinks: int | None
-    enter_mlp: _Norm
-    scale: float
-    cap: float
-    grows: bool
-    gated: bool
-    _fields_ = (
-        ("first", Matrix * _PIECES),
-        ("gates", Matrix),
-        ("output", Matrix),
-        ("gate_up", Matrix * _PIECES),
-        ("down", Matrix),
-        *((name, _Norm) for name in _NORMS),
-        ("made", Heads),
-        ("sinks", _Pointer),
-        *((name, _Size) for name in ("hidden", "inner")),
-        *((name, _Float) for name in ("eps", "scale", "cap")),
-        *((name, _Number) for name in ("activation", "grows", "gated", "centred", "gated_mlp")),
-    )
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        *((name, _Pointer) for name in ("cos", "sin", "growth", "slots", "blocks", "tables")),
-        *((name, _Size) for name in ("count", "most", "width", "window", "page_size")),
-        *((name, _Pointer) for name in ("normed", "first", "gates", "mixed", "gate_up", "inner", "piece", "room")),
-        *((name, _Size) for name in ("rows", "attending")),
-        *((name, _Number) for name in ("format", "threads", "attention_threads")),
-    )
-
-
-NormVectors: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # a weight and perhaps a bias, [hidden]
-
-
-class LayerNorms(NamedTuple):
-    """The norms of what comes into a part of a layer and of what comes out; None: there is none."""
-
-    eps: float
-    centred: bool  # LayerNorm
-    enter_attention: NormVectors | None
-    leave_attention: NormVectors | None
-    enter_mlp: NormVectors | None
-    leave_mlp: NormVectors | None
-
-
-class Feeding(NamedTuple):
-    """A feed-forward part: gate and up, or up alone, and down."""
-
-    up: Linear
-    down: Linear
-    activation: Activation | None  # None: another one
-    gated: bool
-
-
-class Attending(NamedTuple):
-    """What becomes of a layer's queries, keys and values."""
-
-    first: Unfinished
-    whole: bool  # the norms are over all heads of a row at once
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scores: Scores
-    grows: bool  # queries are multiplied by the step's factors
-    gated: bool  # what is attended to is multiplied by the sigmoids of the last numbers of the first product
-
-
-class Carried(NamedTuple):
-    """What a layer has in the place of attention."""
-
-    rule: Rule
-    gates: Linear | None  # None: they are part of the first product
 
 
 class CompiledLayer:
     """A layer's weights as the library takes them."""
 
-    def __init__(self, layer: _Layer, rooms: Mapping[str, int], rule: Rule | None, *, wide: bool) -> None:
-        self._struct, self._rule, self._wide = layer, rule, wide
+    def __init__(
+        self,
+        layer: LayerStruct,
+        rooms: Mapping[str, int],
+        rule: Rule | None,
+        experts: CompiledExperts | None,
+        *,
+        wide: bool,
+    ) -> None:
+        self._struct, self._rule, self._experts, self._wide = layer, rule, experts, wide
+        self._attends = bool(layer.attention.output.outputs)
         self.rooms = rooms  # numbers a row of what it computes
-        self.ends_early = not layer.inner  # before the feed-forward part
+        self.ends_early = layer.feeds == Behind.THE_CALLERS.value
 
     @property
     def most_rows(self) -> int:
         """Up to how many rows a call pays."""
         return MOST_WIDE_ROWS if self._wide else MOST_ROWS
 
+    def experts_room(self, rows: int) -> int:
+        """Returns the bytes that experts of so many rows need."""
+        return 0 if self._experts is None else self._experts.room(rows)
+
     @classmethod
     def of(
         cls,
-        mixing: tuple[Linear, Linear],
-        feeding: Feeding | None,
+        hidden: int,
+        attending: Attending | None,
+        carried: Carried | None,
+        feeding: Feeding | FeedingExperts | None,
+        behind: Behind,
         norms: LayerNorms,
-        how: Attending | Carried,
+        *,
+        parallel: bool = False,
+        given: Given | None = None,
+        by: torch.Tensor | None = None,
     ) -> CompiledLayer | None:
-        """`mixing` are the matrices of what attention or a state is given and of the output. Without `feeding`, or with
-        an activation that is not compiled, the layer ends before that part. None if the library does not serve such a
-        layer."""
-        if feeding is not None and feeding.activation not in (GATES if feeding.gated else ACTIVATIONS):
-            feeding = None
-        gates = how.gates if isinstance(how, Carried) else None
-        named = dict(zip(("first", "output", "gate_up", "down"), (*mixing, *(feeding or ())[:2]), strict=False))
-        named |= {"gates": gates} if gates is not None else {}
-        pieces = {name: _pieces(matrix) for name, matrix in named.items()}
-        hidden, inner = mixing[0].in_features, feeding.down.in_features if feeding else 0
-        vectors = [vector for norm in norms[2:] for vector in norm or ()] + [_bias(matrix) for matrix in named.values()]
-        sizes = [hidden, inner, mixing[1].in_features]
-        if isinstance(how, Attending):
-            vectors += [*how.first.norms, how.first.bias, how.scores.sinks]
-            sizes.append(how.head_dim)
-        elif not serves(how.rule):
+        """Of attention and a state there may be either, both on the same rows, or none; `feeding` is there if it is in
+        the call, and `parallel` if it is given the same rows too; behind all comes what the layer is `given` beside the
+        stream, and a factor `[1]` that the stream is multiplied `by`. None if the library
+        does not serve such a layer."""
+        taken = _Taken()
+        rooms = dict.fromkeys(ROOMS, 0) | {"normed": hidden}
+        layer = LayerStruct(hidden=hidden, eps=norms.eps, centred=norms.centred)
+        layer.feeds, layer.parallel = behind.value, parallel
+        try:
+            taken.lanes(hidden)
+            for name, norm in zip(NORMS, norms[2:], strict=True):
+                setattr(layer, name, NormStruct(*(taken.vector(one) for one in norm or (None, None))))
+            if attending is not None:
+                layer.attention = taken.mixing(attending, rooms)
+                _attends(layer, attending, taken)
+                if attending.values_are_keys:
+                    rooms["first"] += attending.kv_heads * attending.head_dim
+            if carried is not None:
+                layer.state = taken.mixing(carried, rooms)
+                if not serves(carried.rule):
+                    return None
+                if carried.gates is not None:
+                    layer.gates = taken.one(carried.gates, padded=True)
+                    rooms["gates"] = layer.gates.width
+            if isinstance(feeding, FeedingExperts):
+                _feeds_experts(layer, feeding, taken, rooms)
+            elif feeding is not None:
+                _feeds(layer, feeding, taken, rooms)
+            layer.by = taken.vector(by)
+            if given is not None:
+                _is_given(layer, given, taken, rooms)
+        except _NotServedError:
             return None
-        if any(not some or (len(some) > 1 and name not in ("first", "gate_up")) for name, some in pieces.items()):
-            return None
-        if any(size % LANES for size in sizes):
-            return None
-        if any(vector is not None and vector.dtype != torch.float32 for vector in vectors):
-            return None
-        places = dict(zip(_NORMS, norms[2:], strict=True))
-        layer = _Layer(
-            **{
-                name: (Matrix * _PIECES)(*some) if name in ("first", "gate_up") else some[0]
-                for name, some in pieces.items()
-            },
-            **{name: _Norm(*(_pointer(one) for one in norms_of or (None, None))) for name, norms_of in places.items()},
-            hidden=hidden,
-            inner=inner,
-            eps=norms.eps,
-            centred=norms.centred,
-            activation=ACTIVATIONS[feeding.activation] if feeding and feeding.activation else 0,
-            gated_mlp=feeding is not None and feeding.gated,
-        )
-        if isinstance(how, Attending):
-            _attends(layer, how)
+        if parallel or (attending is not None and carried is not None):
+            rooms["beside"] = hidden
+        rooms["piece"] = taken.widest_piece
         # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
-        widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in named.values())
-        rooms = {
-            "normed": hidden,
-            "first": sum(piece.outputs for piece in pieces["first"]),
-            "gates": sum(piece.outputs for piece in pieces.get("gates", ())),
-            "mixed": mixing[1].in_features,
-            "gate_up": 2 * inner if feeding and feeding.gated else 0,
-            "inner": inner,
-            "piece": max(piece.outputs for some in pieces.values() for piece in some),
-            "room": widest + 4 * widest // FINE_GROUP,
-        }
-        wide = all(isinstance(weight, WidePanels) for matrix in named.values() for weight in matrix.weights)
-        return cls(layer, rooms, how.rule if isinstance(how, Carried) else None, wide=wide)
+        widest = max(-(-linear.in_features // max(GROUPS)) * max(GROUPS) for linear in taken.linears)
+        rooms["room"] = widest + 4 * widest // FINE_GROUP
+        wide = all(isinstance(weight, WidePanels) for linear in taken.linears for weight in linear.weights)
+        rule = None if carried is None else carried.rule
+        experts = feeding.experts if isinstance(feeding, FeedingExperts) else None
+        return cls(layer, rooms, rule, experts, wide=wide)
 
     def run(
         self,
@@ -217,18 +142,20 @@ class CompiledLayer:
         delta: torch.Tensor | None,
         cache: KVCache,
         index: int,
+        state_index: int,
         states: StateMoves | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what is to be added to `x` `[N, hidden]`, which is overwritten, as `Layer.forward` has it; and, where
         the layer ends early, what its feed-forward part is given, which holds until the next layer. `index` is that of
-        the layer's keys and values, or of its states."""
+        the layer's keys and values, `state_index` that of its states."""
         begins = delta is None
         delta = torch.empty_like(x) if delta is None else delta.contiguous()
+        given: list[ctypes.Structure | None] = [None, None, None]
         if self._rule is not None:
             assert isinstance(states, CompiledMoves), "a step of a model with states says where they are"
-            given: list[ctypes.Structure | None] = [None, None, carrying(self._rule, index, states.plan)]
-        else:
-            given = [pages_of(cache.keys[index]), pages_of(cache.values[index]), None]
+            given[2] = carrying(self._rule, state_index, states.plan)
+        if self._attends:
+            given[:2] = pages_of(cache.keys[index]), pages_of(cache.values[index])
             if cache.key_channels is not None:
                 channels, made = cache.key_channels[index], self._struct.made
                 made.key_mean, made.key_scale = channels.mean.data_ptr(), channels.scale.data_ptr()
@@ -256,15 +183,16 @@ class CompiledStep:
         growth: torch.Tensor | None,
         slots: torch.Tensor,
         plan: NativePlan,
+        inputs: torch.Tensor | None,
     ) -> None:
-        """`layers`: those of the kind."""
+        """`layers`: those of the kind; `inputs`: what all layers are given beside the stream, `[N, layers, size]`."""
         work, rows = plan.work, slots.shape[1]
-        names = layers[0].rooms
-        rooms = {name: torch.empty((rows, max(layer.rooms[name] for layer in layers))) for name in names}
+        rooms = {name: torch.empty((rows, max(layer.rooms[name] for layer in layers))) for name in ROOMS}
+        experts_room = torch.empty(max(layer.experts_room(rows) for layer in layers), dtype=torch.uint8)
         self.normed = rooms["normed"]
         threads = torch.get_num_threads()
-        self._kept = (rotation, growth, slots, plan, rooms)  # what `struct` points at
-        self.struct = _Step(
+        self._kept = (rotation, growth, slots, plan, rooms, experts_room, inputs)  # what `struct` points at
+        self.struct = StepStruct(
             cos=rotation[0].data_ptr(),
             sin=rotation[1].data_ptr(),
             growth=None if growth is None else growth.data_ptr(),
@@ -281,6 +209,9 @@ class CompiledStep:
             format=FORMATS[cache.shape.format.name],
             threads=threads,
             attention_threads=threads if work.keys * rooms["mixed"].shape[1] > WORTH_A_THREAD else 1,
+            experts_room=experts_room.data_ptr(),
+            inputs=None if inputs is None else inputs.data_ptr(),
+            input_stride=0 if inputs is None else inputs.stride(0),
             **{name: room.data_ptr() for name, room in rooms.items()},
         )
 
@@ -293,37 +224,112 @@ def compiled_steps(
     growth: torch.Tensor | None,
     slots: torch.Tensor,
     plans: Mapping[AttentionKind, Plan],
+    inputs: torch.Tensor | None,
 ) -> dict[LayerKind, CompiledStep]:
     """For each kind of layer; without those that are to be computed piece by piece."""
     if type(operations) is not NativeOperations or not stores_rows(cache):
         return {}
     return {
-        kind: CompiledStep(some, cache, rotations[kind[1]], growth, slots, plan)
+        kind: CompiledStep(some, cache, rotations[kind[1]], growth, slots, plan, inputs)
         for kind, some in layers.items()
         if isinstance(plan := plans[kind[0]], NativePlan) and slots.shape[1] <= min(each.most_rows for each in some)
     }
 
 
-def _attends(layer: _Layer, how: Attending) -> None:
+class _NotServedError(Exception):
+    """The library has nothing for a part of a layer."""
+
+
+class _Taken:
+    """What is taken of a layer's weights."""
+
+    def __init__(self) -> None:
+        self.linears: list[Linear] = []
+        self.widest_piece = 0
+
+    def lanes(self, size: int) -> int:
+        """Returns a size that must be a multiple of a register's."""
+        if size % LANES:
+            raise _NotServedError
+        return size
+
+    def vector(self, vector: torch.Tensor | None) -> int | None:
+        """Returns where a vector lies, if there is one."""
+        if vector is not None and vector.dtype != torch.float32:
+            raise _NotServedError
+        return None if vector is None else vector.data_ptr()
+
+    def pieces(self, linear: Linear, *, padded: bool = False) -> list[Matrix]:
+        """Returns the parts of a matrix that are stored alike. Not served are too many, products that are not compiled
+        or of fp8, and, unless they may be `padded`, rows of a product that columns fill up to a panel."""
+        self.vector(None if linear.bias is None else linear.bias.weight)
+        pieces = matrices_of(linear)
+        whole = padded or all(piece.width == piece.outputs for piece in pieces)
+        if not whole or not 0 < len(pieces) <= PIECES or any(piece.bits < 0 for piece in pieces):
+            raise _NotServedError
+        self.linears.append(linear)
+        self.widest_piece = max(self.widest_piece, *(piece.width for piece in pieces))
+        return pieces
+
+    def one(self, linear: Linear, *, padded: bool = False) -> Matrix:
+        """Returns a matrix of which all rows are stored alike."""
+        pieces = self.pieces(linear, padded=padded)
+        if len(pieces) > 1:
+            raise _NotServedError
+        return pieces[0]
+
+    def mixing(self, how: Attending | Carried, rooms: dict[str, int]) -> MixingStruct:
+        """Returns what comes before and behind something that mixes tokens."""
+        pieces = self.pieces(how.matrix)
+        rooms["first"] = max(rooms["first"], sum(piece.width for piece in pieces))
+        rooms["mixed"] = max(rooms["mixed"], self.lanes(how.output.in_features))
+        return MixingStruct((Matrix * PIECES)(*pieces), self.one(how.output), how.by)
+
+
+def _feeds(layer: LayerStruct, how: Feeding, taken: _Taken, rooms: dict[str, int]) -> None:
+    if how.activation is None or not how.served:
+        raise _NotServedError
+    layer.gate_up = (Matrix * PIECES)(*taken.pieces(how.up))
+    layer.down, layer.inner = taken.one(how.down), taken.lanes(how.down.in_features)
+    layer.activation, layer.gated_mlp = ACTIVATIONS[how.activation], how.gated
+    layer.gate_by, layer.fed_by = how.gate_by, how.by
+    rooms["inner"] = layer.inner
+    rooms["gate_up"] = 2 * layer.inner if how.gated else 0
+
+
+def _feeds_experts(layer: LayerStruct, how: FeedingExperts, taken: _Taken, rooms: dict[str, int]) -> None:
+    config = how.experts.config
+    layer.experts, layer.routing = how.experts.address, how.routing
+    layer.router = taken.one(how.router, padded=True)
+    layer.logits_by, layer.weighs_input = config.logit_multiplier, config.weighs_input
+    rooms |= {"logits": layer.router.width, "shares": config.per_token, "chosen": 2 * config.per_token}
+    if config.weighs_input:
+        rooms["given"] = layer.hidden
+    if how.shared is None:
+        return
+    _feeds(layer, how.shared, taken, rooms)
+    rooms["beside"] = layer.hidden
+    if how.shared_router is not None:
+        layer.shared_router = taken.one(how.shared_router, padded=True)
+        rooms["logits"] = max(rooms["logits"], layer.shared_router.width)
+
+
+def _is_given(layer: LayerStruct, how: Given, taken: _Taken, rooms: dict[str, int]) -> None:
+    layer.given_gate, layer.given_output = taken.one(how.gate), taken.one(how.output)
+    layer.given_norm, layer.given_eps = taken.vector(how.norm), how.eps
+    layer.given_at, layer.given_activation = how.place, ACTIVATIONS[how.activation]
+    rooms["input"] = taken.lanes(how.gate.out_features)
+
+
+def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:
     """Adds what becomes of queries, keys and values, which get the first product's bias with what else they need."""
-    for piece in layer.first:
+    for piece in layer.attention.first:
         piece.bias = None
+    taken.lanes(how.head_dim)
+    for vector in (how.first.bias, *how.first.norms):
+        taken.vector(vector)
     layer.made = heads_of(how.first, how.heads, how.kv_heads, how.head_dim, whole=how.whole)
-    layer.sinks = _pointer(how.scores.sinks)
+    layer.made.stored_heads = how.stored_heads
+    layer.stores, layer.values_are_keys = how.stores, how.values_are_keys
+    layer.sinks = taken.vector(how.scores.sinks)
     layer.scale, layer.cap, layer.grows, layer.gated = how.scores.scale, how.scores.cap, how.grows, how.gated
-
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _bias(matrix: Linear) -> torch.Tensor | None:
-    return None if matrix.bias is None else matrix.bias.weight
-
-
-def _pieces(linear: Linear) -> list[Matrix]:
-    """The parts of a matrix that are stored alike; none if there are too many, or if a product is not compiled, is of
-    fp8, or has columns that fill up a panel."""
-    pieces = matrices_of(linear)
-    served = all(piece.bits >= 0 and piece.width == piece.outputs for piece in pieces)
-    return pieces if served and len(pieces) <= _PIECES else []

@@ -9,12 +9,12 @@ import torch
 from tandem.worker.model.cpu.native import PANEL, SCALES
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Weight
-from tandem.worker.model.linear import HalfPanels, Linear
+from tandem.worker.model.linear import FloatRows, HalfPanels, Linear
 from tandem.worker.model.quantization import QuantizedWeight
 
 # What is the same of matrices that are stored alike.
 ALIKE = ("bits", "half", "per_channel", "inputs", "outputs", "panels", "groups", "group")
-_WIDE, _FLOAT8 = 0, -8  # as in matrices.h
+_WIDE, _FLOAT8, _FLOATS = 0, -8, 32  # as in matrices.h
 _Pointer, _Size, _Number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
@@ -36,7 +36,7 @@ class Matrix(ctypes.Structure):
     @property
     def width(self) -> int:
         """Returns how many numbers a row of its product has, those included that fill up a panel."""
-        return self.outputs if self.bits == _WIDE else self.panels * PANEL
+        return self.outputs if self.bits in (_WIDE, _FLOATS) else self.panels * PANEL
 
 
 def matrices_of(linear: Linear) -> list[Matrix]:
@@ -63,6 +63,8 @@ def _matrix(weight: torch.nn.Module, inputs: int, outputs: int) -> Matrix | None
         panels = weight.panels
         bf16 = panels.dtype == torch.bfloat16
         return Matrix(numbers=panels.data_ptr(), bits=16, half=bf16, inputs=inputs, outputs=outputs, panels=len(panels))
+    if isinstance(weight, FloatRows):
+        return Matrix(numbers=weight.weight.data_ptr(), bits=_FLOATS, inputs=inputs, outputs=outputs)
     if isinstance(weight, Float8Weight) and weight.compiled:
         return Matrix(
             numbers=weight.q.data_ptr(),

@@ -110,6 +110,16 @@ def half_product(x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`x [rows, k]` times `weight [out, k]`, both fp32: `[rows, out]`."""
+    x = x.contiguous()
+    out = torch.empty((len(x), len(weight)))
+    calls().tandem_float_product(
+        weight.data_ptr(), x.data_ptr(), out.data_ptr(), *x.shape, len(weight), torch.get_num_threads()
+    )
+    return out
+
+
 def float8_product(x: torch.Tensor, panels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """`x [rows, k]` fp32 times panels `[out / 16, k, 16]` of e4m3, with scales in panels too, one a row or every 128
     inputs: `[rows, out]` fp32."""

@@ -88,7 +88,7 @@ void tandem_delta_net(const Recurrence *r, const int64_t *works, int64_t count, 
     const Save *saves = (const Save *)saved;
     const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK, parts = (r->columns + COLUMNS - 1) / COLUMNS;
     const int64_t tokens = all_tokens(work, count), keys = r->groups * r->rows;
-    const int threads = tokens * r->channels > 32768 ? r->threads : 1;
+    const int threads = worth_threads(r, tokens);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic, 4)

@@ -22,11 +22,11 @@
 #define COLUMNS 512       // that a thread adds up at once
 #define WORTH (1 << 17)   // multiplications that take about as long as it takes to wake a thread
 
-typedef struct {
+struct Experts {
     const Matrix *gate_up, *down;  // of each expert; all are stored alike
     int64_t count, per_row, hidden, inner;
     Gate gate;
-} Experts;
+};
 
 // Rows as they go into a matrix.
 typedef struct {
@@ -57,9 +57,6 @@ static int64_t arranged_words(const Matrix *m) {
     if (m->bits == WIDE && m->half) return (m->inputs + 31) / 32 * 16;
     return m->inputs;
 }
-
-// Numbers from a row of the product to the next.
-static int64_t width_of(const Matrix *m) { return m->bits == WIDE ? m->outputs : m->panels * PANEL; }
 
 static int64_t parts_of(const Matrix *m) {
     const int64_t part = m->bits == WIDE ? WIDE_OUTPUTS : OUTPUTS;

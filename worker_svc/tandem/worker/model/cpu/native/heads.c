@@ -14,7 +14,7 @@ static int64_t room_of(const Matrix *m, int64_t rows) {
 
 // x [heads, rows, inputs] -> out [heads, rows, width], by matrices that are stored alike. Returns 0, or 1 without memory.
 int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out, int64_t rows, int threads) {
-    const int64_t inputs = heads->inputs, width = heads->bits == WIDE ? heads->outputs : heads->panels * PANEL;
+    const int64_t inputs = heads->inputs, width = width_of(heads);
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1 && count * rows * inputs * width > WORTH)
     {

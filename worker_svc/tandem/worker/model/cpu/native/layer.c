@@ -9,18 +9,43 @@ typedef struct {
     const float *weight, *bias;
 } Norm;
 
+// Something that mixes the tokens of a sequence: what it is given, and what its answer is multiplied by.
 typedef struct {
-    // Pieces that are not there have no outputs. `first` is what attention or a state is given, `gates` what a state is
-    // given beside.
-    Matrix first[PIECES], gates, output, gate_up[PIECES], down;
+    Matrix first[PIECES], output;  // pieces that are not there have no outputs
+    float by;
+} Mixing;
+
+// What follows what mixes tokens.
+enum { NOTHING = 0, IN_THE_CALL = 1, THE_CALLERS = 2 };
+
+typedef struct {
+    Mixing attention, state;  // either, both beside each other, or neither, whose outputs are not there
+    Matrix gates;             // what a state is given beside
+    Matrix gate_up[PIECES], down;
     // What comes into a part is normalized, or as it is; the same of what comes out. No weight: as it is.
     Norm enter_attention, leave_attention, enter_mlp, leave_mlp;
-    Heads made;  // of the first product
+    Heads made;  // of attention's first product
     const float *sinks;
-    int64_t hidden, inner;  // inner 0: what follows attention is the caller's
-    float eps, scale, cap;
-    // grows: queries are multiplied by `growth`; gated: each has a gate behind all; centred: norms are LayerNorms
-    int32_t activation, grows, gated, centred, gated_mlp;
+    int64_t hidden, inner;
+    float eps, scale, cap, gate_by,
+        fed_by;  // by: what the gate, and the answer of the feed-forward part, are multiplied by
+    // grows: queries are multiplied by `growth`; gated: each has a gate behind all; centred: norms are LayerNorms;
+    // parallel: the feed-forward part is given what attention is; stores: keys and values are the layer's own
+    int32_t activation, grows, gated, centred, gated_mlp, feeds, parallel, stores, values_are_keys;
+    // Where there are experts, the feed-forward part above is one that every row has beside, if it has any (`inner`).
+    const Experts *experts;
+    Matrix router, shared_router;  // the second: of the share of that one
+    Routing routing;
+    // What a layer is given beside the stream (`per_layer_inputs.py`), from number `given_at` of a row on, and behind all
+    // what x and what is to be added to it are multiplied by, if at all.
+    Matrix given_gate, given_output;
+    const float *given_norm;
+    float given_eps;
+    int64_t given_at;
+    int32_t given_activation;
+    const float *by;
+    float logits_by;       // what the router's answer is multiplied by
+    int32_t weighs_input;  // what goes into an expert is multiplied by its share, not what comes out
 } Layer;
 
 typedef struct {
@@ -28,8 +53,14 @@ typedef struct {
     const int64_t *slots;
     const int32_t *blocks, *tables;
     int64_t count, most, width, window, page_size;  // see `tandem_attention`
-    float *normed, *first, *gates, *mixed, *gate_up, *inner, *piece;
+    float *normed, *first, *gates, *mixed, *beside, *gate_up, *inner, *piece;
     int32_t *room;
+    // Of experts: the router's answer, who is chosen and by which share, what they are given if it is no row of the stream
+    float *logits, *shares, *given, *input;
+    int64_t *chosen;
+    void *experts_room;
+    const float *inputs;  // [rows, input_stride], what layers are given beside the stream
+    int64_t input_stride;
     int64_t rows, attending;
     int32_t format, threads, attention_threads;
 } Step;
@@ -45,8 +76,13 @@ typedef struct {
 } Carrying;
 
 static void product(const Matrix *w, const float *x, float *out, const Step *s) {
+    const int64_t width = width_of(w);
     matrix_product(w, x, s->room, out, s->rows, s->threads);
-    if (w->bias) tandem_add(out, w->bias, s->rows, w->outputs, 0, s->threads);
+    if (!w->bias) return;
+    if (width == w->outputs) tandem_add(out, w->bias, s->rows, width, 0, s->threads);
+    else
+        for (int64_t row = 0; row < s->rows; row++)
+            for (int64_t i = 0; i < w->outputs; i++) out[row * width + i] += w->bias[i];
 }
 
 // The same of the pieces of a matrix, whose outputs lie side by side.
@@ -81,34 +117,51 @@ static void leave(const Layer *l, const Step *s, float *delta, const Norm *norm)
     if (norm->weight) normalize(l, s, delta, 0, norm, delta);
 }
 
+static void scale(float *x, float by, const Step *s, int64_t size, int64_t stride) {
+    if (by == 1) return;
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t i = 0; i < size; i++) x[row * stride + i] *= by;
+}
+
 static void grow(float *qkv, int64_t stride, int64_t size, const Step *s) {
     for (int64_t row = 0; row < s->rows; row++)
         for (int64_t i = 0; i < size; i++) qkv[row * stride + i] *= s->growth[row];
+}
+
+// [rows, queries and keys] becomes [rows, queries, keys and the same again], where it is.
+static void repeat_keys(const Step *s, const Heads *h, float *qkv) {
+    const int64_t queries = h->heads * h->head_dim, keys = h->kv_heads * h->head_dim, stride = queries + 2 * keys;
+    for (int64_t row = s->rows - 1; row >= 0; row--) {
+        float *to = qkv + row * stride;
+        memmove(to, qkv + row * (queries + keys), (size_t)(queries + keys) * sizeof(float));
+        memcpy(to + queries + keys, to + queries, (size_t)keys * sizeof(float));
+    }
 }
 
 static int attend(const Layer *l, const Step *s, const float *entering, const Pages *keys, const Pages *values) {
     const Heads *h = &l->made;
     const int64_t d = h->head_dim, heads = h->heads, all = (heads + 2 * h->kv_heads) * d;
     const int64_t stride = all + (l->gated ? heads * d : 0);
-    products(l->first, entering, s->first, s);
-    tandem_rotate_and_store(s->first, stride, h, s->cos, s->sin, keys, values, s->format, s->slots, s->rows,
-                            s->page_size, s->threads);
+    products(l->attention.first, entering, s->first, s);
+    if (l->values_are_keys) repeat_keys(s, h, s->first);
+    tandem_rotate_and_store(s->first, stride, h, s->cos, s->sin, l->stores ? keys : 0, values, s->format, s->slots,
+                            s->rows, s->page_size, s->threads);
     if (l->grows) grow(s->first, stride, heads * d, s);
     if (s->attending != s->rows) memset(s->mixed, 0, (size_t)(s->rows * heads * d) * sizeof(float));
     const int failed = tandem_attention(keys->numbers, keys->constants, values->numbers, values->constants, s->format,
                                         s->blocks, s->count, s->most, s->tables, s->width, s->first, stride, s->mixed,
-                                        h->kv_heads, heads / h->kv_heads, 1, d, d, s->page_size, s->window, l->scale,
-                                        l->cap, l->sinks, s->attention_threads);
+                                        h->stored_heads, heads / h->stored_heads, 1, d, d, s->page_size, s->window,
+                                        l->scale, l->cap, l->sinks, s->attention_threads);
     if (l->gated) tandem_gate_by_sigmoid(s->mixed, s->first + all, s->rows, heads * d, stride, s->threads);
     return failed;
 }
 
 static void carry(const Layer *l, const Step *s, const float *entering, Carrying *c) {
     Recurrence *r = &c->r;
-    products(l->first, entering, s->first, s);
+    products(l->state.first, entering, s->first, s);
     r->mixed = s->first, r->out = s->mixed, r->stride = 0;
-    for (int n = 0; n < PIECES; n++) r->stride += l->first[n].outputs;
-    if (c->covered != s->rows) memset(s->mixed, 0, (size_t)(s->rows * l->output.inputs) * sizeof(float));
+    for (int n = 0; n < PIECES; n++) r->stride += l->state.first[n].outputs;
+    if (c->covered != s->rows) memset(s->mixed, 0, (size_t)(s->rows * l->state.output.inputs) * sizeof(float));
     if (c->rule == SHORT_CONVOLUTION) {  // b, c, x: b * x is mixed, c are the gates
         r->gates = s->first + r->channels, r->gates_stride = r->stride;
         for (int64_t row = 0; row < s->rows; row++) {
@@ -119,27 +172,105 @@ static void carry(const Layer *l, const Step *s, const float *entering, Carrying
         return;
     }
     product(&l->gates, entering, s->gates, s);
-    r->gates = s->gates, r->gates_stride = l->gates.outputs;
+    r->gates = s->gates, r->gates_stride = width_of(&l->gates);
     (c->rule == MAMBA ? tandem_mamba : tandem_delta_net)(r, c->works, c->count, c->saves);
 }
 
+static void feed_all(const Layer *l, const Step *s, const float *entering, float *out) {
+    products(l->gate_up, entering, l->gated_mlp ? s->gate_up : s->inner, s);
+    if (l->gated_mlp) {
+        scale(s->gate_up, l->gate_by, s, l->inner, 2 * l->inner);
+        tandem_gate(l->activation, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
+    } else tandem_activate(l->activation, s->inner, s->rows * l->inner, s->threads);
+    product(&l->down, s->inner, out, s);
+    scale(out, l->fed_by, s, l->hidden, l->hidden);
+}
+
+static void feed(const Layer *l, const Step *s, const float *entering, float *out) {
+    if (!l->experts) {
+        feed_all(l, s, entering, out);
+        return;
+    }
+    const int64_t width = width_of(&l->router);
+    const float *given = entering;
+    product(&l->router, entering, s->logits, s);
+    scale(s->logits, l->logits_by, s, l->router.outputs, width);
+    tandem_route(&l->routing, s->logits, width, s->shares, s->chosen, s->rows, s->threads);
+    if (l->weighs_input) {  // of the one expert
+        given = s->given;
+        for (int64_t row = 0; row < s->rows; row++) {
+            for (int64_t i = row * l->hidden; i < (row + 1) * l->hidden; i++)
+                s->given[i] = entering[i] * s->shares[row];
+            s->shares[row] = 1;
+        }
+    }
+    tandem_experts(l->experts, given, s->chosen, s->shares, out, s->experts_room, s->rows, s->threads);
+    if (!l->inner) return;
+    feed_all(l, s, entering, s->beside);
+    if (l->shared_router.outputs) {
+        product(&l->shared_router, entering, s->logits, s);
+        tandem_add_gated(out, s->beside, s->logits, s->rows, l->hidden, width_of(&l->shared_router), s->threads);
+    } else tandem_add(out, s->beside, s->rows, l->hidden, l->hidden, s->threads);
+}
+
+// What a layer does behind its parts.
+static void finish(const Layer *l, const Step *s, float *x, float *delta) {
+    const int64_t size = l->given_gate.outputs;
+    if (size) {
+        tandem_add(x, delta, s->rows, l->hidden, l->hidden, s->threads);
+        product(&l->given_gate, x, s->input, s);
+        tandem_activate(l->given_activation, s->input, s->rows * size, s->threads);
+        for (int64_t row = 0; row < s->rows; row++)
+            for (int64_t i = 0; i < size; i++)
+                s->input[row * size + i] *= s->inputs[row * s->input_stride + l->given_at + i];
+        product(&l->given_output, s->input, delta, s);
+        tandem_add_norm(delta, 0, l->given_norm, delta, s->rows, l->hidden, l->given_eps, s->threads);
+    }
+    if (!l->by) return;
+    scale(x, *l->by, s, l->hidden, l->hidden);
+    scale(delta, *l->by, s, l->hidden, l->hidden);
+}
+
+// What attention gives, or a state, or the sum of both.
+static int mix(const Layer *l, const Step *s, const float *entering, float *out, const Pages *keys, const Pages *values,
+               Carrying *state) {
+    const int attends = l->attention.output.outputs > 0;
+    int failed = 0;
+    if (attends) {
+        failed = attend(l, s, entering, keys, values);
+        product(&l->attention.output, s->mixed, out, s);
+        scale(out, l->attention.by, s, l->hidden, l->hidden);
+    }
+    if (state) {
+        float *to = attends ? s->beside : out;
+        carry(l, s, entering, state);
+        product(&l->state.output, s->mixed, to, s);
+        scale(to, l->state.by, s, l->hidden, l->hidden);
+        if (attends) tandem_add(out, to, s->rows, l->hidden, l->hidden, s->threads);
+    }
+    return failed;
+}
+
 // x [rows, hidden] and `delta`, which is still to be added to it, before the layer (unless `begins`) and after it. Where
-// `inner` is 0, it ends before the feed-forward layer, for which x and `normed` are ready. `state` is in the place of
-// attention, unless it is 0.
+// the feed-forward part is the caller's, x and `normed` are ready for it. `state`: unless the layer has one, 0.
 int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begins, const Pages *keys,
                  const Pages *values, Carrying *state) {
     const float *entering = enter(l, s, x, begins ? 0 : delta, &l->enter_attention);
     int failed = 0;
-    if (state) carry(l, s, entering, state);
-    else failed = attend(l, s, entering, keys, values);
-    product(&l->output, s->mixed, delta, s);
-    leave(l, s, delta, &l->leave_attention);
-    entering = enter(l, s, x, delta, &l->enter_mlp);
-    if (!l->inner) return failed;
-    products(l->gate_up, entering, l->gated_mlp ? s->gate_up : s->inner, s);
-    if (l->gated_mlp) tandem_gate(l->activation, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
-    else tandem_activate(l->activation, s->inner, s->rows * l->inner, s->threads);
-    product(&l->down, s->inner, delta, s);
+    if (state || l->attention.output.outputs) {
+        failed = mix(l, s, entering, delta, keys, values, state);
+        leave(l, s, delta, &l->leave_attention);
+        if (l->feeds == NOTHING) return failed;
+        if (l->parallel) {
+            feed(l, s, entering, s->beside);
+            tandem_add(delta, s->beside, s->rows, l->hidden, l->hidden, s->threads);
+            return failed;
+        }
+        entering = enter(l, s, x, delta, &l->enter_mlp);
+    }
+    if (l->feeds == THE_CALLERS) return failed;
+    feed(l, s, entering, delta);
     leave(l, s, delta, &l->leave_mlp);
+    finish(l, s, x, delta);
     return failed;
 }

@@ -130,6 +130,13 @@ def gate_by_sigmoid(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def add_gated(out: torch.Tensor, added: torch.Tensor, gates: torch.Tensor) -> None:
+    """Adds contiguous `added` to `out` `[N, size]`, each row multiplied by the sigmoid of its gate `[N, 1]`."""
+    calls().tandem_add_gated(
+        out.data_ptr(), added.data_ptr(), gates.data_ptr(), *out.shape, gates.stride(0), torch.get_num_threads()
+    )
+
+
 def heads_of(
     first: Unfinished,
     heads: int,

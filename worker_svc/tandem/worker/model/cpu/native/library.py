@@ -21,6 +21,9 @@ _FUNCTIONS: dict[str, Signature] = {
     "wide_product": ([_NUMBER, *[_POINTER] * 4, *[_SIZE] * 3, _NUMBER], None),
     "half_product": ([_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
     "float8_product": ([*[_POINTER] * 2, _SIZE, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
+    "float_product": ([*[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
+    "route": ([_POINTER, _POINTER, _SIZE, *[_POINTER] * 2, _SIZE, _NUMBER], None),
+    "add_gated": ([*[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
     "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
     "add_layer_norm": ([*[_POINTER] * 5, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
     "activate": ([_NUMBER, _POINTER, _SIZE, _NUMBER], None),
@@ -54,7 +57,7 @@ SOURCES = CSources(
     "operations",
     (
         *("products.c", "single_row.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c", "attention.c"),
-        *("layer.c", "heads.c", "experts.c", "delta_net.c", "mamba.c", "short_convolution.c"),
+        *("layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
     ),
     (
         *("attention.h", "attention_digits.h", "gates.h", "matrices.h", "numbers.h", "operations.h", "quantized.h"),

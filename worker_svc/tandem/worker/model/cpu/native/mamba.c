@@ -79,7 +79,7 @@ void tandem_mamba(const Recurrence *r, const int64_t *works, int64_t count, cons
     const Save *saves = (const Save *)saved;
     const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK, parts = (r->columns + COLUMNS - 1) / COLUMNS;
     const int64_t size = r->heads * r->columns, group = size / r->groups;
-    const int threads = all_tokens(work, count) * r->channels > 32768 ? r->threads : 1;
+    const int threads = worth_threads(r, all_tokens(work, count));
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic, 4)

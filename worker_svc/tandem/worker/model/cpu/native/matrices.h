@@ -3,8 +3,8 @@
 #include "operations.h"
 #include "quantized.h"
 
-// How numbers are stored that are not of 16, 8 or 4 bits: in wide panels (`panels_wide.c`), as e4m3.
-enum { WIDE = 0, FLOAT8 = -8 };
+// How numbers are stored that are not of 16, 8 or 4 bits: in wide panels (`panels_wide.c`), as e4m3, as rows of fp32.
+enum { WIDE = 0, FLOAT8 = -8, FLOATS = 32 };
 
 typedef struct {
     const void *numbers, *scale, *least;
@@ -15,11 +15,17 @@ typedef struct {
     const float *bias;  // [outputs], or 0
 } Matrix;
 
+// Numbers from a row of the product to the next.
+INLINE int64_t width_of(const Matrix *m) {
+    return m->bits == WIDE || m->bits == FLOATS ? m->outputs : m->panels * PANEL;
+}
+
 // out [rows, width] = x [rows, inputs] times it, without its bias; `room` as its product needs it.
 INLINE void matrix_product(const Matrix *m, const float *x, int32_t *room, float *out, int64_t rows, int threads) {
     if (m->bits == WIDE) tandem_wide_product(m->half, m->numbers, x, room, out, rows, m->inputs, m->outputs, threads);
     else if (m->bits == FLOAT8)
         tandem_float8_product(m->numbers, m->scale, m->groups, x, out, rows, m->inputs, m->panels, threads);
+    else if (m->bits == FLOATS) tandem_float_product(m->numbers, x, out, rows, m->inputs, m->outputs, threads);
     else if (m->bits == 16) tandem_half_product(m->half, m->numbers, x, out, rows, m->inputs, m->panels, threads);
     else
         tandem_quantized_product(m->bits, m->numbers, m->scale, m->least, m->scale_unit, m->least_unit, m->table,

@@ -32,6 +32,8 @@ void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t gr
 int tandem_wide_serves(void);
 void tandem_wide_product(int bf16, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
                          int64_t outputs, int threads);
+void tandem_float_product(const float *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t outputs,
+                          int threads);
 void tandem_add_norm(float *x, const float *delta, const float *weight, float *out, int64_t rows, int64_t size,
                      float eps, int threads);
 void tandem_add_layer_norm(float *x, const float *delta, const float *weight, const float *bias, float *out,
@@ -40,6 +42,8 @@ void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_
 void tandem_gate(int activation, const float *gate_up, float *out, int64_t rows, int64_t size, int64_t stride,
                  int threads);
 void tandem_activate(int activation, float *x, int64_t count, int threads);
+void tandem_add_gated(float *out, const float *added, const float *gates, int64_t rows, int64_t size, int64_t stride,
+                      int threads);
 void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t size, int64_t stride, int threads);
 void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const float *cos, const float *sin,
                              const Pages *keys, const Pages *values, int format, const int64_t *slots, int64_t rows,
@@ -50,6 +54,22 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                      int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
                      int64_t shares, int64_t head_dim, int64_t value_dim, int64_t page_size, int64_t window,
                      float scale, float cap, const float *sinks, int threads);
+
+// How a row's experts are chosen (`layer_parts.Experts`).
+typedef struct {
+    const float *bias, *weights;  // [count] of who is chosen, and what each one's share is multiplied by; or 0
+    int64_t count, per_row, groups, groups_per_row, best_of_group;
+    float scale;
+    int32_t by_sigmoid, normalized;  // scores are sigmoids of logits, or else their softmax; shares add up to 1
+} Routing;
+
+typedef struct Experts Experts;  // experts.c
+
+void tandem_route(const Routing *r, const float *logits, int64_t stride, float *shares, int64_t *chosen, int64_t rows,
+                  int threads);
+int64_t tandem_experts_room(const Experts *e, int64_t rows);
+void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, const float *shares, float *out,
+                    void *room, int64_t rows, int threads);
 
 // What a step of a layer with states reads and writes. By kind (null or 0 where it has none):
 //

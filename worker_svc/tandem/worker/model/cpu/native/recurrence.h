@@ -40,6 +40,11 @@ INLINE int64_t all_tokens(const Work *works, int64_t count) {
     return tokens;
 }
 
+// How many threads pay: a state of 256 KiB takes about as long to read and write as it takes to wake one.
+INLINE int worth_threads(const Recurrence *r, int64_t tokens) {
+    return tokens * r->heads * r->rows * r->columns >= 65536 ? r->threads : 1;
+}
+
 // The inputs of channel `c` and the 7 behind it, at place i of tail, journal and new rows in a line.
 INLINE const float *input(const Recurrence *r, const Work *w, const float *tail, int64_t i, int64_t c) {
     const int64_t kept = r->kernel - 1 + w->replayed;

@@ -1,0 +1,201 @@
+"""What a layer in one compiled call is made of: as the library takes it, and as a layer says it."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from tandem.worker.checkpoints.layer_parts import Activation
+from tandem.worker.model.attention import Scores
+from tandem.worker.model.cpu.experts import CompiledExperts, Routing
+from tandem.worker.model.cpu.matrices import Matrix
+from tandem.worker.model.cpu.native.layers import ACTIVATIONS, GATES, Heads
+from tandem.worker.model.linear import Linear
+from tandem.worker.model.recurrence import Rule
+from tandem.worker.model.unfinished import Unfinished
+
+PIECES = 3  # of a matrix whose rows are not all stored alike
+# What a layer computes on its way, in the order of layer.c. `chosen` are numbers of 64 bits.
+ROOMS = (
+    *("normed", "first", "gates", "mixed", "beside", "gate_up", "inner", "piece", "room"),
+    *("logits", "shares", "given", "input", "chosen"),
+)
+NORMS = ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")
+_Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class NormStruct(ctypes.Structure):
+    weight: int | None
+    _fields_ = (("weight", _Pointer), ("bias", _Pointer))
+
+
+class MixingStruct(ctypes.Structure):
+    first: ctypes.Array[Matrix]
+    output: Matrix
+    by: float
+    _fields_ = (("first", Matrix * PIECES), ("output", Matrix), ("by", _Float))
+
+
+class LayerStruct(ctypes.Structure):
+    attention: MixingStruct
+    state: MixingStruct
+    gates: Matrix
+    gate_up: ctypes.Array[Matrix]
+    down: Matrix
+    enter_mlp: NormStruct
+    made: Heads
+    sinks: int | None
+    hidden: int
+    inner: int
+    scale: float
+    cap: float
+    gate_by: float
+    fed_by: float
+    activation: int
+    grows: bool
+    gated: bool
+    gated_mlp: bool
+    feeds: int
+    parallel: bool
+    experts: int | None
+    router: Matrix
+    shared_router: Matrix
+    routing: Routing
+    given_gate: Matrix
+    given_output: Matrix
+    given_norm: int | None
+    given_eps: float
+    given_at: int
+    given_activation: int
+    by: int | None
+    logits_by: float
+    weighs_input: bool
+    stores: bool
+    values_are_keys: bool
+    _fields_ = (
+        ("attention", MixingStruct),
+        ("state", MixingStruct),
+        ("gates", Matrix),
+        ("gate_up", Matrix * PIECES),
+        ("down", Matrix),
+        *((name, NormStruct) for name in NORMS),
+        ("made", Heads),
+        ("sinks", _Pointer),
+        *((name, _Size) for name in ("hidden", "inner")),
+        *((name, _Float) for name in ("eps", "scale", "cap", "gate_by", "fed_by")),
+        *((name, _Number) for name in ("activation", "grows", "gated", "centred", "gated_mlp", "feeds", "parallel")),
+        *((name, _Number) for name in ("stores", "values_are_keys")),
+        ("experts", _Pointer),
+        *((name, Matrix) for name in ("router", "shared_router")),
+        ("routing", Routing),
+        *((name, Matrix) for name in ("given_gate", "given_output")),
+        ("given_norm", _Pointer),
+        ("given_eps", _Float),
+        ("given_at", _Size),
+        ("given_activation", _Number),
+        ("by", _Pointer),
+        ("logits_by", _Float),
+        ("weighs_input", _Number),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("cos", "sin", "growth", "slots", "blocks", "tables")),
+        *((name, _Size) for name in ("count", "most", "width", "window", "page_size")),
+        *((name, _Pointer) for name in (*ROOMS, "experts_room", "inputs")),
+        ("input_stride", _Size),
+        *((name, _Size) for name in ("rows", "attending")),
+        *((name, _Number) for name in ("format", "threads", "attention_threads")),
+    )
+
+
+NormVectors: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # a weight and perhaps a bias, [hidden]
+
+
+class LayerNorms(NamedTuple):
+    """The norms of what comes into a part of a layer and of what comes out; None: there is none."""
+
+    eps: float
+    centred: bool  # LayerNorm
+    enter_attention: NormVectors | None
+    leave_attention: NormVectors | None
+    enter_mlp: NormVectors | None
+    leave_mlp: NormVectors | None
+
+
+class Feeding(NamedTuple):
+    """A feed-forward part: gate and up, or up alone, and down."""
+
+    up: Linear
+    down: Linear
+    activation: Activation | None  # None: another one
+    gated: bool
+    gate_by: float = 1.0  # what the gate is multiplied by
+    by: float = 1.0  # the same of the answer
+
+    @property
+    def served(self) -> bool:
+        """Tells whether its activation is compiled."""
+        return self.activation in (GATES if self.gated else ACTIVATIONS)
+
+
+class FeedingExperts(NamedTuple):
+    """Experts, and the feed-forward part that every row has beside them."""
+
+    experts: CompiledExperts
+    router: Linear
+    routing: Routing
+    shared: Feeding | None
+    shared_router: Linear | None
+
+
+class Attending(NamedTuple):
+    """Attention: its matrices, and what becomes of queries, keys and values."""
+
+    matrix: Linear
+    output: Linear
+    by: float  # what the answer is multiplied by
+    first: Unfinished
+    whole: bool  # the norms are over all heads of a row at once
+    heads: int
+    kv_heads: int  # that the first product gives keys of
+    stored_heads: int  # that are looked at
+    head_dim: int
+    scores: Scores
+    grows: bool  # queries are multiplied by the step's factors
+    gated: bool  # what is attended to is multiplied by the sigmoids of the last numbers of the first product
+    stores: bool  # keys and values are the layer's own
+    values_are_keys: bool  # before both are finished
+
+
+class Carried(NamedTuple):
+    """A state: the matrices before and behind it."""
+
+    matrix: Linear
+    output: Linear
+    rule: Rule
+    gates: Linear | None  # None: they are part of the first product
+    by: float = 1.0  # what the answer is multiplied by
+
+
+class Given(NamedTuple):
+    """What a layer does with its own input (`per_layer_inputs.py`)."""
+
+    gate: Linear
+    output: Linear
+    norm: torch.Tensor  # [hidden]
+    eps: float
+    activation: Activation
+    place: int  # of the layer's numbers among those of all
+
+
+class Behind(Enum):
+    """What follows what mixes tokens, as layer.c has it."""
+
+    NOTHING = 0
+    IN_THE_CALL = 1
+    THE_CALLERS = 2  # the feed-forward part is not in the call

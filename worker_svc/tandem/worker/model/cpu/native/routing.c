@@ -1,0 +1,116 @@
+// Which experts a row has (`moe.py`), and the product before it, whose matrix stays in fp32.
+
+#include "numbers.h"
+#include "operations.h"
+
+#define TILE 4
+#define MOST_EXPERTS 1024
+#define WORTH (1 << 17)  // multiplications that take about as long as it takes to wake a thread
+
+// One output of `rows` rows, each by the same operations however many there are.
+INLINE void float_tile(const int rows, const float *w, const float *x, int64_t k, float *out, int64_t width) {
+    __m256 even[TILE], odd[TILE];
+    for (int r = 0; r < rows; r++) even[r] = odd[r] = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 16 <= k; i += 16) {
+        const __m256 a = _mm256_loadu_ps(w + i), b = _mm256_loadu_ps(w + i + 8);
+        for (int r = 0; r < rows; r++) {
+            even[r] = _mm256_fmadd_ps(a, _mm256_loadu_ps(x + r * k + i), even[r]);
+            odd[r] = _mm256_fmadd_ps(b, _mm256_loadu_ps(x + r * k + i + 8), odd[r]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        float sum = one_sum(_mm256_add_ps(even[r], odd[r]));
+        for (int64_t rest = i; rest < k; rest++) sum += w[rest] * x[r * k + rest];
+        out[r * width] = sum;
+    }
+}
+
+// weight [outputs, k], x [rows, k] -> out [rows, outputs], all fp32.
+void tandem_float_product(const float *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t outputs,
+                          int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * k * outputs > WORTH)
+    for (int64_t o = 0; o < outputs; o++)
+        for (int64_t row = 0; row < rows; row += TILE) {
+            const float *w = weight + o * k, *from = x + row * k;
+            float *to = out + row * outputs + o;
+            switch (rows - row) {
+            case 1: float_tile(1, w, from, k, to, outputs); break;
+            case 2: float_tile(2, w, from, k, to, outputs); break;
+            case 3: float_tile(3, w, from, k, to, outputs); break;
+            default: float_tile(TILE, w, from, k, to, outputs);
+            }
+        }
+}
+
+// The largest of those that are not taken, the first among equals.
+static int64_t largest(const float *x, const uint8_t *taken, int64_t count) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (!taken[i] && (best < 0 || x[i] > x[best])) best = i;
+    return best;
+}
+
+// Takes the experts of all groups but the best.
+static void keep_groups(const Routing *r, const float *wanted, uint8_t *taken) {
+    const int64_t each = r->count / r->groups;
+    float sums[MOST_EXPERTS];
+    uint8_t kept[MOST_EXPERTS] = {0};
+    for (int64_t group = 0; group < r->groups; group++) {
+        sums[group] = 0;
+        for (int64_t n = 0; n < r->best_of_group; n++) {
+            const int64_t best = group * each + largest(wanted + group * each, taken + group * each, each);
+            sums[group] += wanted[best], taken[best] = 1;
+        }
+        memset(taken + group * each, 0, (size_t)each);
+    }
+    for (int64_t n = 0; n < r->groups_per_row; n++) kept[largest(sums, kept, r->groups)] = 1;
+    for (int64_t i = 0; i < r->count; i++) taken[i] = !kept[i / each];
+}
+
+static void route_row(const Routing *r, const float *logits, float *shares, int64_t *chosen) {
+    float scores[MOST_EXPERTS], wanted[MOST_EXPERTS], most = logits[0], sum = 0;
+    uint8_t taken[MOST_EXPERTS] = {0};
+    for (int64_t i = 1; i < r->count; i++) most = logits[i] > most ? logits[i] : most;
+    for (int64_t i = 0; i < r->count; i++) {
+        scores[i] = r->by_sigmoid ? 1 / (1 + expf(-logits[i])) : expf(logits[i] - most);
+        sum += scores[i];
+    }
+    for (int64_t i = 0; i < r->count; i++) {
+        if (!r->by_sigmoid) scores[i] /= sum;
+        wanted[i] = r->bias ? scores[i] + r->bias[i] : scores[i];
+    }
+    if (r->groups > 1) keep_groups(r, wanted, taken);
+    sum = 0;
+    for (int64_t n = 0; n < r->per_row; n++) {
+        chosen[n] = largest(wanted, taken, r->count);
+        taken[chosen[n]] = 1;
+        sum += shares[n] = scores[chosen[n]];
+    }
+    for (int64_t n = 0; n < r->per_row; n++) {
+        if (r->normalized) shares[n] /= sum;
+        shares[n] *= r->scale;
+        if (r->weights) shares[n] *= r->weights[chosen[n]];
+    }
+}
+
+// logits [rows, count], rows `stride` apart -> shares and chosen [rows, per_row], the best first. At most 1,024 experts.
+void tandem_route(const Routing *r, const float *logits, int64_t stride, float *shares, int64_t *chosen, int64_t rows,
+                  int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * r->count > 4096)
+    for (int64_t row = 0; row < rows; row++)
+        route_row(r, logits + row * stride, shares + row * r->per_row, chosen + row * r->per_row);
+}
+
+// out [rows, size] += what one more expert says, by the sigmoid of its gate, gates `stride` apart. size % 8 == 0.
+void tandem_add_gated(float *out, const float *added, const float *gates, int64_t rows, int64_t size, int64_t stride,
+                      int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > 65536)
+    for (int64_t row = 0; row < rows; row++) {
+        const __m256 share = _mm256_set1_ps(1 / (1 + expf(-gates[row * stride])));
+        for (int64_t i = row * size; i < (row + 1) * size; i += 8) {
+            const __m256 more = _mm256_mul_ps(_mm256_loadu_ps(added + i), share);
+            _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), more));
+        }
+    }
+}
