@@ -28,16 +28,23 @@ LENGTH = 30
 
 
 def assert_serves(
-    path: Path, reference: Any, tolerance: float = 1e-4, quantization: Literal["stored"] | None = "stored"
+    path: Path,
+    reference: Any,
+    tolerance: float = 1e-4,
+    quantization: Literal["stored"] | None = "stored",
+    share: float | None = None,
 ) -> None:
-    """The file's logits are the model's."""
+    """The file's logits are the model's; `share`: but for one of their size, where products round to 8 bits."""
     ids = some_ids(97, LENGTH)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0].float()
     assert expected.std() > 0.3
     model = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=quantization)
     ours = logits_in_chunks(model, ids, [LENGTH])
-    torch.testing.assert_close(ours, expected, atol=tolerance, rtol=0)
+    if share is None:
+        torch.testing.assert_close(ours, expected, atol=tolerance, rtol=0)
+    else:
+        assert (ours - expected).norm() < share * expected.norm()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +128,7 @@ def test_kinds_that_compiled_products_alone_know_stay_as_they_are_there(
         whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
         (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
         assert torch.equal(down.rows(torch.arange(256)), plain(torch.eye(512)).t())
-    assert_serves(path, reference, tolerance=1e-3)
+    assert_serves(path, reference, tolerance=1e-3, share=0.05 if compiled and FINE[kind].bits == 4 else None)
 
 
 def test_a_layer_whose_matrices_are_stored_in_two_ways_is_one_call(tmp_path: Path) -> None:
@@ -142,7 +149,7 @@ def test_a_layer_whose_matrices_are_stored_in_two_ways_is_one_call(tmp_path: Pat
     model.__dict__.pop("_compiled", None)
     assert torch.equal(together, apart)
     assert torch.equal(together, logits_in_chunks(model, ids, [LENGTH]))
-    assert_serves(path, reference, tolerance=1e-3)
+    assert_serves(path, reference, share=0.05)
 
 
 @pytest.mark.parametrize("name", ["linear", "yarn"])

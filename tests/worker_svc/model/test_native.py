@@ -85,12 +85,19 @@ def random_rows(count: int, columns: int) -> torch.Tensor:
     return rows * torch.logspace(-3, 3, count).unsqueeze(-1)
 
 
-def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
+def steps_of(kind: Quantization) -> int:
+    """Into how many steps activations up to a group's largest are divided."""
+    return 127 if kind.bits == 4 and kind.group <= 32 and kind.code in ("", "int4") else 32767
+
+
+def rounded(x: torch.Tensor, kind: Quantization, group: int) -> torch.Tensor:
     """What `x` `[count, columns]` is to a product in groups: the product with ones on the diagonal."""
     columns = x.shape[1]
-    groups = -(-columns // group)
-    diagonal = torch.eye(columns, dtype=torch.int8)
-    return stored(Grouped(Quantization(8, group), diagonal, torch.ones((columns, groups)), None))(x)
+    scale = torch.ones((columns, -(-columns // group)))
+    if steps_of(kind) == 127:
+        diagonal = torch.eye(columns, dtype=torch.uint8)
+        return stored(Grouped(Quantization(4, group), diagonal, scale, torch.zeros_like(scale)))(x)
+    return stored(Grouped(Quantization(8, group), torch.eye(columns, dtype=torch.int8), scale, None))(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
@@ -107,7 +114,7 @@ def test_a_quantized_product_is_that_of_the_quantized_numbers(
     for count in (1, 2, 3, 4, 5, 9):
         x = random_rows(count, columns)
         order = torch.arange(columns) if matrix.order is None else matrix.order
-        numbers = torch.empty_like(x).index_copy_(1, order, rounded(x[:, order], weight.group)).double()
+        numbers = torch.empty_like(x).index_copy_(1, order, rounded(x[:, order], kind, weight.group)).double()
         exact = numbers @ matrix.dequantize().double().t()
         size = numbers.abs() @ matrix.dequantize().double().abs().t()
         assert ((weight(x).double() - exact).abs() <= 1e-6 * size).all()
@@ -137,14 +144,28 @@ def test_wide_registers_change_no_bit(kind: Quantization) -> None:
             torch.testing.assert_close(wide, narrow, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-def test_activations_are_rounded_to_the_nearest_32767th_of_their_groups_largest(group: int) -> None:
-    x = random_rows(9, 172)
+@pytest.mark.parametrize("kind", [Quantization(bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)], ids=str)
+def test_activations_are_rounded_to_the_nearest_step_of_their_groups_largest(kind: Quantization) -> None:
+    x, group = random_rows(9, 172), kind.group
     x[3] = 0
-    error = torch.nn.functional.pad(rounded(x, group) - x, (0, -172 % group)).view(9, -1, group)
+    error = torch.nn.functional.pad(rounded(x, kind, group) - x, (0, -172 % group)).view(9, -1, group)
     largest = torch.nn.functional.pad(x, (0, -172 % group)).view(9, -1, group).abs().amax(-1, keepdim=True)
-    assert (error.abs() <= largest / 32767 / 2 * 1.01).all()
+    assert (error.abs() <= largest / steps_of(kind) / 2 * 1.01).all()
     assert error.any()
+
+
+@pytest.mark.parametrize("kind", [Quantization(4, 32, "int4"), Quantization(4, 32)], ids=str)
+def test_sums_of_the_largest_digits_are_exact(kind: Quantization) -> None:
+    columns, groups = 256, 256 // kind.group
+    least = None if kind.code else torch.ones((16, groups))
+    for digit in (0, 15):
+        q = torch.full((16, columns), digit, dtype=torch.uint8)
+        matrix = Grouped(kind, q, torch.ones((16, groups)), least)
+        for number in (127.0, -127.0):
+            x = torch.full((9, columns), number)
+            exact = x @ matrix.dequantize().t()
+            assert torch.equal(stored(matrix)(x), exact)
+            assert torch.equal(stored(matrix)(x[:1]), exact[:1])
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[5]], ids=str)

@@ -129,7 +129,7 @@ class CompiledLayer:
         rooms["piece"] = taken.widest_piece
         # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
         widest = max(-(-linear.in_features // max(GROUPS)) * max(GROUPS) for linear in taken.linears)
-        rooms["room"] = widest + 4 * widest // FINE_GROUP
+        rooms["room"] = widest + 6 * widest // FINE_GROUP
         wide = all(isinstance(weight, WidePanels) for linear in taken.linears for weight in linear.weights)
         rule = None if carried is None else carried.rule
         experts = feeding.experts if isinstance(feeding, FeedingExperts) else None

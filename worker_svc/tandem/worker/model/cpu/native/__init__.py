@@ -68,13 +68,14 @@ def quantized_product(
 ) -> torch.Tensor:
     """`x [rows, k]` fp32 times int8 or int4 weights: `[rows, panels * 16]` fp32.
 
-    See `QuantizedWeight`; rows are quantized to int16 in `groups` groups of `group` numbers, which zeros fill up.
+    See `QuantizedWeight`; rows are quantized in `groups` groups of `group` numbers, which zeros fill up: to int8 for
+    int4 weights in groups of 32 or 16 whose numbers are digits, or these less 8, else to int16.
     """
     x = x.contiguous()
     rows, k = x.shape
     panels = weight.shape[0]
     out = torch.empty((rows, panels * PANEL))
-    room = torch.empty(2 * rows * groups * (group // 2 + 2), dtype=torch.int32)
+    room = torch.empty(2 * rows * groups * (group // 2 + 3), dtype=torch.int32)
     calls().tandem_quantized_product(
         bits,
         weight.data_ptr(),

@@ -31,7 +31,7 @@ struct Experts {
 // Rows as they go into a matrix.
 typedef struct {
     float *x;            // as they are
-    int32_t *q;          // of quantized products, [rows, width / 2]: two inputs
+    int32_t *q;          // of quantized products, [rows, words]: see `Rounding`
     float *scale, *sum;  // [rows, groups]
     int32_t *arranged;   // of each pair `arranged_words`: an expert's rows as its kernel takes them
 } Inputs;
@@ -49,7 +49,7 @@ typedef struct {
 
 static int is_quantized(const Matrix *m) { return m->bits == 8 || m->bits == 4; }
 
-static int64_t quantized_words(const Matrix *m) { return m->groups * m->group / 2; }
+static int64_t quantized_words(const Matrix *m) { return rounding_for(m).words; }
 
 // Of a row, in words of 32 bits.
 static int64_t arranged_words(const Matrix *m) {
@@ -139,8 +139,8 @@ static int64_t sort(const Experts *e, const int64_t *chosen, int64_t rows, const
 // ---------------------------------------------------------------------------------------------------- products
 
 static void quantize_row(const Matrix *m, const Inputs *in, const float *x, int64_t row) {
-    quantize_groups(x, m->inputs, m->groups, m->group, less_than_digits(m->table), (int16_t *)in->q, in->scale, in->sum,
-                    row * m->groups, (row + 1) * m->groups);
+    const Rounding how = rounding_for(m);
+    quantize_groups(x, &how, in->q, in->scale, in->sum, row * m->groups, (row + 1) * m->groups);
 }
 
 // An expert's `rows` rows, those of `order` (null: one after the other from `at` on), as its kernel takes them. Of a single
@@ -154,7 +154,8 @@ static void arrange(const Matrix *m, const Inputs *in, const int32_t *order, int
             wide_pack(m->half, in->x + from * m->inputs, order, row, rows - row < high ? rows - row : high, m->inputs,
                       to);
     } else if (rows > 1 && is_quantized(m)) {
-        const int64_t words = quantized_words(m), groups = m->groups, most = quantized_rows();
+        const Rounding how = rounding_for(m);
+        const int64_t words = how.words, groups = m->groups, most = quantized_rows(&how);
         by_tiles(in->q + from * words, order, to, rows, words, most, 1);
         by_tiles((const int32_t *)in->scale + from * groups, order, to + rows * words, rows, groups, most, 1);
         by_tiles((const int32_t *)in->sum + from * groups, order, to + rows * (words + groups), rows, groups, most, 1);
@@ -182,7 +183,7 @@ static void multiply(const Matrix *m, const Inputs *in, const int32_t *order, in
         const int32_t *x = alone ? in->q + row * words : arranged;
         const float *scale = alone ? in->scale + row * groups : (const float *)arranged + rows * words;
         const float *sum = alone ? in->sum + row * groups : scale + rows * groups;
-        const int less = less_than_digits(m->table);
+        const int less = rounding_for(m).less;
         const Product p = {.weight = m->numbers,
                            .scale = m->scale,
                            .least = m->least,

@@ -56,8 +56,9 @@ SOURCES = CSources(
     Path(__file__).parent,
     "operations",
     (
-        *("products.c", "single_row.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c", "attention.c"),
-        *("layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
+        *("products.c", "digits.c", "single_row.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c"),
+        *("attention.c", "layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c"),
+        "short_convolution.c",
     ),
     (
         *("attention.h", "attention_digits.h", "gates.h", "matrices.h", "numbers.h", "operations.h", "quantized.h"),

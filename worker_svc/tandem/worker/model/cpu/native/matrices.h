@@ -33,10 +33,12 @@ INLINE void matrix_product(const Matrix *m, const float *x, int32_t *room, float
                                  threads);
 }
 
+INLINE Rounding rounding_for(const Matrix *m) { return rounding_of(m->bits, m->table, m->inputs, m->groups, m->group); }
+
 // products.c
-void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int less, int16_t *q, float *scale,
-                     float *sum, int64_t first_place, int64_t last_place);
-int64_t quantized_rows(void);
+void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
+                     int64_t last_place);
+int64_t quantized_rows(const Rounding *how);
 void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most,
               int threads);
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last);

@@ -6,15 +6,15 @@
 // Weights lie in panels of 16 rows of W, which are 16 columns of the output, so that a vector's lanes are output numbers
 // and nothing is added up across lanes.
 //
-// Quantized: activations come as int16 in groups of G along the input dimension, with one scale a group and row. Sums
-// within a group are exact integers; over the groups
+// Quantized: activations come as int16, or int8 (`Rounding`), in groups of G along the input dimension, with one scale a
+// group and row. Sums within a group are exact integers; over the groups
 //
 //     out = sum_g cvt(sum_i w_i x_i) * (weight scale_g * activation scale_g)  +  sum_g weight minimum_g * sum_i x_i
 //
 // Where all w_i are a digit less the same number, the integers are sums of the digits' products less that number times
 // sum_i x_i.
 //
-// Weights are widened to int16: vpmaddwd then takes two of them for each of 8 columns, and 128 * 32767 * 128 fits into
+// Beside int16, weights are widened to it: vpmaddwd then takes two of them for each of 8 columns, and 128 * 32767 * 128 fits into
 // the 32 bits of a sum.
 //
 // Half precision: a panel's 16 sums grow along the input dimension, in fp32.
@@ -35,10 +35,33 @@ int tandem_allow_wide(int allowed) {
 
 // ---------------------------------------------------------------------------------------------------- activations
 
-// Groups from `first` to `last`, those of all rows counted: x [rows, k] -> q [rows, groups * group] int16, scale and sum
-// [rows, groups], see `Product`. What is not finite makes its scale NaN.
-void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int less, int16_t *q, float *scale,
-                     float *sum, int64_t first_place, int64_t last_place) {
+Rounding rounding_of(int bits, const int16_t *table, int64_t k, int64_t groups, int64_t group) {
+    const int less = group <= SPAN ? less_than_digits(table) : 0,
+              digits = bits == 4 && group <= SPAN && (!table || less);
+    const int twice = digits && !(wide_allowed && wide_is_there());
+    return (Rounding){k, groups, group, groups * (group / 2 + twice), less, digits, twice};
+}
+
+// 16 integers as words of two int8 twice.
+INLINE void store_twice(int32_t *to, __m256i integers) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7,  //
+                                           0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(_mm256_packs_epi16(integers, integers), order));
+}
+
+INLINE int32_t lanes_sum(__m256i a) {
+    int32_t parts[8], sum = 0;
+    _mm256_storeu_si256((__m256i *)parts, a);
+    for (int i = 0; i < 8; i++) sum += parts[i];
+    return sum;
+}
+
+// Groups from `first` to `last`, those of all rows counted: x [rows, k] -> q [rows, words], scale and sum [rows, groups],
+// see `Product`. What is not finite makes its scale NaN.
+void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
+                     int64_t last_place) {
+    const int64_t k = how->k, groups = how->groups, group = how->group;
+    const float integers = how->digits ? 127.0f : 32767.0f;
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256i ones = _mm256_set1_epi16(1);
     for (int64_t place = first_place; place < last_place; place++) {
@@ -60,30 +83,32 @@ void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, i
         _mm256_storeu_ps(lanes, largest);
         _mm256_storeu_ps(nothing, broken);
         for (int i = 0; i < 8; i++) most = lanes[i] > most ? lanes[i] : most, spoilt += nothing[i];
-        const float inverse = most > 1e-30f ? 32767.0f / most : 0.0f;
+        const float inverse = most > 1e-30f ? integers / most : 0.0f;
         const __m256 factor = _mm256_set1_ps(inverse);
+        int32_t *to = q + row * how->words + place % groups * (how->words / groups);
         __m256i total = _mm256_setzero_si256();
         for (int64_t i = 0; i < group; i += 16) {
             const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i), factor));
             const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i + 8), factor));
             const __m256i ab = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
             total = _mm256_add_epi32(total, _mm256_madd_epi16(ab, ones));
-            _mm256_storeu_si256((__m256i *)(q + row * groups * group + first + i), ab);
+            if (how->twice) store_twice(to, ab);
+            else _mm256_storeu_si256((__m256i *)to, ab);
+            to += 8;
         }
-        int32_t parts[8], whole = 0;
-        _mm256_storeu_si256((__m256i *)parts, total);
-        for (int i = 0; i < 8; i++) whole += parts[i];
-        scale[place] = most / 32767.0f + spoilt;
-        sum[place] = less ? (float)(-less * whole) : (float)whole * scale[place];
+        const int32_t whole = lanes_sum(total);
+        if (how->twice) *to = (int32_t)((uint32_t)(-8 * whole & 0xffff) * 0x10001u);
+        scale[place] = most / integers + spoilt;
+        sum[place] = how->less ? (float)(-how->less * whole) : (float)whole * scale[place];
     }
 }
 
 // All of them.
-static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int less, int16_t *q,
-                          float *scale, float *sum, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * k > 65536)
-    for (int64_t place = 0; place < rows * groups; place++)
-        quantize_groups(x, k, groups, group, less, q, scale, sum, place, place + 1);
+static void quantize_rows(const float *x, int64_t rows, const Rounding *how, int32_t *q, float *scale, float *sum,
+                          int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * how->k > 65536)
+    for (int64_t row = 0; row < rows; row++)
+        quantize_groups(x, how, q, scale, sum, row * how->groups, (row + 1) * how->groups);
 }
 
 // ---------------------------------------------------------------------------------------------------- quantized weights
@@ -134,17 +159,10 @@ void constants(const Product *p, int group, int64_t panel, int panels, int64_t f
     }
 }
 
-// Without this, gcc adds up products before it adds them to sums, and has to put sums on the stack.
-#define ADDED(SUM) __asm__("" : "+x"(SUM))
-
-// The sums of one group of some rows, `quads` times four inputs. `begin`: what they begin with, where numbers are `LESS`.
+// The sums of one group of some rows, `quads` times four inputs.
 INLINE void group_sums(const int rows, const int bits, const int means, const __m256i table[2], const uint8_t *w,
-                       const int32_t *x, const float *begin, const int quads, __m256i sum[][2]) {
-    for (int r = 0; r < rows; r++) {
-        __m256i first = _mm256_setzero_si256();
-        if (means == LESS) first = _mm256_cvtps_epi32(_mm256_broadcast_ss(begin + r));
-        sum[r][0] = sum[r][1] = first;
-    }
+                       const int32_t *x, const int quads, __m256i sum[][2]) {
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
     for (int i = 0; i < quads; i++, w += PANEL * bits / 2, x += 2 * rows)
         for (int pair = 0; pair < 2; pair++) {
             __m256i b[2];
@@ -181,7 +199,7 @@ INLINE void quantized_tile(const Product *p, const int rows, const int bits, con
             _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         const int32_t *group_x = x + g * (group / 2) * rows;
         const float *group_sum = x_sum + g * rows, *group_scale = x_scale + g * rows;
-        group_sums(rows, bits, means, table, group_w, group_x, group_sum, group / 4, sum);
+        group_sums(rows, bits, means, table, group_w, group_x, group / 4, sum);
         for (int h = 0; h < 2; h++) {
             const int64_t at = (g - first) * PANEL + 8 * h;
             const __m256 scale = _mm256_loadu_ps(by->scale[0] + at);
@@ -240,18 +258,21 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
         return;
     }
     if (p->rows == 1) single_row_panels(p, bits, group, first, last);
-    else BY_KIND(quantized_panels, bits, p, group, p, first, last)
+    else if (bits == 4 && !p->table && group <= SPAN) digits_panels(p, group, first, last);
+    else BY_INT16_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 
 // Rows of a tile, at most.
-int64_t quantized_rows(void) { return wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS; }
+int64_t quantized_rows(const Rounding *how) {
+    return how->twice ? DIGIT_ROWS : wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS;
+}
 
 // Rows `order`, or the first ones where it is null, of [.., width] -> of each tile of up to `most` rows [width, rows].
 void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most,
               int threads) {
     for (int64_t row = 0, some; row < rows; row += some) {
         some = tile_rows(rows - row, most);
-        const int32_t *of[WIDE_ROWS];
+        const int32_t *of[DIGIT_ROWS];
         for (int64_t r = 0; r < some; r++) of[r] = from + (order ? order[row + r] : row + r) * width;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && some * width > 16384)
         for (int64_t i = 0; i < width; i++)
@@ -259,29 +280,29 @@ void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t ro
     }
 }
 
-// x [rows, k] -> out [rows, panels * 16]; `room` has 2 rows (width / 2 + 2 groups) numbers.
+// x [rows, k] -> out [rows, panels * 16]; `room` has 2 rows (words + 2 groups) numbers.
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least,
                               const uint16_t *scale_unit, const uint16_t *least_unit, const int16_t *table, int half,
                               int per_channel, const float *x, int64_t k, int32_t *room, float *out, int64_t rows,
                               int64_t panels, int64_t groups, int64_t group, int threads) {
-    const int64_t pairs = rows * groups * group / 2, scales = rows * groups;
-    int32_t *x_rows = room, *scale_rows = x_rows + pairs, *sum_rows = scale_rows + scales;
-    const int less = less_than_digits(table);
-    quantize_rows(x, rows, k, groups, group, less, (int16_t *)x_rows, (float *)scale_rows, (float *)sum_rows, threads);
+    const Rounding how = rounding_of(bits, table, k, groups, group);
+    const int64_t words = rows * how.words, scales = rows * groups;
+    int32_t *x_rows = room, *scale_rows = x_rows + words, *sum_rows = scale_rows + scales;
+    quantize_rows(x, rows, &how, x_rows, (float *)scale_rows, (float *)sum_rows, threads);
     if (rows > 1) {
-        const int64_t most = quantized_rows();
+        const int64_t most = quantized_rows(&how);
         int32_t *tiles = sum_rows + scales;
-        by_tiles(x_rows, 0, tiles, rows, pairs / rows, most, threads);
-        by_tiles(scale_rows, 0, tiles + pairs, rows, groups, most, threads);
-        by_tiles(sum_rows, 0, tiles + pairs + scales, rows, groups, most, threads);
-        x_rows = tiles, scale_rows = tiles + pairs, sum_rows = scale_rows + scales;
+        by_tiles(x_rows, 0, tiles, rows, how.words, most, threads);
+        by_tiles(scale_rows, 0, tiles + words, rows, groups, most, threads);
+        by_tiles(sum_rows, 0, tiles + words + scales, rows, groups, most, threads);
+        x_rows = tiles, scale_rows = tiles + words, sum_rows = scale_rows + scales;
     }
     const Product p = {.weight = weight,
                        .scale = scale,
                        .least = least,
                        .scale_unit = scale_unit,
                        .least_unit = least_unit,
-                       .table = less ? 0 : table,
+                       .table = how.less ? 0 : table,
                        .x = x_rows,
                        .x_scale = (const float *)scale_rows,
                        .x_sum = (const float *)sum_rows,
@@ -291,7 +312,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                        .groups = groups,
                        .half = half,
                        .per_channel = per_channel,
-                       .less = less};
+                       .less = how.less};
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < panels; first += TOGETHER)
         quantized_outputs(&p, bits, (int)group, first, first + TOGETHER < panels ? first + TOGETHER : panels);

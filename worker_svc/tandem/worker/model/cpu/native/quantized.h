@@ -17,7 +17,7 @@ typedef struct {
     const void *least;      // [panels, groups, 16], as the scales, or 0
     const uint16_t *scale_unit, *least_unit;  // [panels, groups / (UNIT / group), 16] fp16, where `half` is 3
     const int16_t *table;                     // [16] what numbers of 4 bits stand for; 0: themselves, or `less`
-    const int32_t *x;                         // of each tile of rows [width / 2, rows]: two inputs
+    const int32_t *x;                         // of each tile of rows [words, rows], see `Rounding`
     const float *x_scale;                     // of each tile of rows [groups, rows]
     const float *x_sum;                       // as x_scale: sums; with `less`, those of the integers times -less
     float *out;                               // [rows, panels * 16]
@@ -27,13 +27,29 @@ typedef struct {
     int less;  // by so much numbers of 4 bits are less than their digits
 } Product;
 
-// By how much all numbers of a table are less than the digits that stand for them; 0: by different numbers, or no table.
+// By how much all numbers of a table are less than the digits that stand for them: 8, or 0 where it is another table, or
+// none.
 INLINE int less_than_digits(const int16_t *table) {
     if (!table) return 0;
-    for (int i = 1; i < 16; i++)
-        if (table[i] != table[0] + i) return 0;
-    return -table[0];
+    for (int i = 0; i < 16; i++)
+        if (table[i] != i - 8) return 0;
+    return 8;
 }
+
+#define SPAN 32  // inputs of digits that are added up in 16 bits
+
+// How rows of activations are rounded for a product. Numbers of 4 bits that are `digits`, or these less 8, in groups of
+// `SPAN` or less take integers of 8 bits, others of 16.
+typedef struct {
+    int64_t k, groups, group;
+    int64_t words;  // of 32 bits, that a row's integers are
+    int less, digits;
+    // By AVX2, digits take words of two int8 twice, and behind those of each group a word of twice the int16 that is -8
+    // times their sum. All other words are two int16.
+    int twice;
+} Rounding;
+
+Rounding rounding_of(int bits, const int16_t *table, int64_t k, int64_t groups, int64_t group);
 
 // Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
 INLINE int64_t tile_rows(int64_t left, int64_t most) {
@@ -62,6 +78,10 @@ void constants(const Product *p, int group, int64_t panel, int panels, int64_t f
 // Those of a single row by AVX2 (single_row.c).
 void single_row_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
+// Those of several rows with digits (digits.c), in tiles of as many rows.
+#define DIGIT_ROWS 12
+void digits_panels(const Product *p, int group, int64_t first, int64_t last);
+
 // By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows.
 #define WIDE_ROWS 8
 int wide_is_there(void);
@@ -70,22 +90,25 @@ void wide_quantized_panels(const Product *p, int bits, int group, int64_t first,
 // What numbers of 4 bits stand for, by `table` and `less` of a product.
 enum { DIGITS, TABLE, LESS };
 
-// Calls PANELS(bits, meaning, group, ...) with these three as constants.
+// Calls PANELS(bits, meaning, group, ...) with these three as constants. Digits less 8 are a table in larger groups.
 // clang-format off
-#define OF_4_BITS(PANELS, PRODUCT, GROUP, ...)                                                                         \
-    if ((PRODUCT)->table) PANELS(4, TABLE, GROUP, __VA_ARGS__);                                                        \
-    else if ((PRODUCT)->less) PANELS(4, LESS, GROUP, __VA_ARGS__);                                                     \
-    else PANELS(4, DIGITS, GROUP, __VA_ARGS__);                                                                        \
-    break;
-#define BY_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                                     \
+#define SWITCH(BITS, GROUP, PANELS, PRODUCT, CASES_OF_DIGITS, ...)                                                     \
     switch ((BITS) * 1000 + (GROUP)) {                                                                                 \
     case 8016: PANELS(8, DIGITS, 16, __VA_ARGS__); break;                                                              \
     case 8032: PANELS(8, DIGITS, 32, __VA_ARGS__); break;                                                              \
     case 8064: PANELS(8, DIGITS, 64, __VA_ARGS__); break;                                                              \
     case 8128: PANELS(8, DIGITS, 128, __VA_ARGS__); break;                                                             \
-    case 4016: if ((PRODUCT)->less) PANELS(4, LESS, 16, __VA_ARGS__); else PANELS(4, DIGITS, 16, __VA_ARGS__); break;  \
-    case 4032: OF_4_BITS(PANELS, PRODUCT, 32, __VA_ARGS__)                                                             \
-    case 4064: OF_4_BITS(PANELS, PRODUCT, 64, __VA_ARGS__)                                                             \
-    case 4128: OF_4_BITS(PANELS, PRODUCT, 128, __VA_ARGS__)                                                            \
+    case 4064: if ((PRODUCT)->table) PANELS(4, TABLE, 64, __VA_ARGS__); else PANELS(4, DIGITS, 64, __VA_ARGS__); break; \
+    case 4128: if ((PRODUCT)->table) PANELS(4, TABLE, 128, __VA_ARGS__); else PANELS(4, DIGITS, 128, __VA_ARGS__); break; \
+    CASES_OF_DIGITS                                                                                                    \
     }
+#define BY_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                                     \
+    SWITCH(BITS, GROUP, PANELS, PRODUCT,                                                                               \
+    case 4016: if ((PRODUCT)->less) PANELS(4, LESS, 16, __VA_ARGS__); else PANELS(4, DIGITS, 16, __VA_ARGS__); break;  \
+    case 4032: if ((PRODUCT)->table) PANELS(4, TABLE, 32, __VA_ARGS__);                                                \
+               else if ((PRODUCT)->less) PANELS(4, LESS, 32, __VA_ARGS__);                                             \
+               else PANELS(4, DIGITS, 32, __VA_ARGS__); break;, __VA_ARGS__)
+// The same of what takes int16 by AVX2.
+#define BY_INT16_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                               \
+    SWITCH(BITS, GROUP, PANELS, PRODUCT, case 4032: PANELS(4, TABLE, 32, __VA_ARGS__); break;, __VA_ARGS__)
 // clang-format on

@@ -38,6 +38,46 @@ INLINE void load_table(const Product *p, __m256i table[2]) {
     for (int i = 0; i < 2; i++) table[i] = _mm256_loadu_si256((const __m256i *)bytes[i]);
 }
 
+// Without this, gcc adds up products before it adds them to sums, and has to put sums on the stack.
+#define ADDED(SUM) __asm__("" : "+x"(SUM))
+
+// Sums of some rows over a group of digits less 8, four times `quads` inputs, for 16 columns. vpmaddubsw adds two products
+// of a digit and an int8 in 16 bits; 32 inputs times digits less 8 give 32 * 8 * 127 at most, which fits again, whatever
+// wraps on the way.
+//
+// Each sum has a name: those of an array gcc leaves on the stack.
+#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
+INLINE void digit_sums(const int rows, const int quads, const uint8_t *w, const int32_t *x, __m256i *sums) {
+    const __m256i low = _mm256_set1_epi8(15);
+#define BEGIN(R) __m256i sum##R = R < rows ? _mm256_set1_epi32(x[2 * quads * rows + R]) : low;
+    EACH_ROW(BEGIN)
+#pragma GCC unroll 2
+    for (int i = 0; i < quads; i++, w += PANEL * 2) {
+        const __m256i raw = _mm256_loadu_si256((const __m256i *)w);
+        for (int pair = 0; pair < 2; pair++, x += rows) {
+            const __m256i b = _mm256_and_si256(pair ? _mm256_srli_epi16(raw, 4) : raw, low);
+#define ADD(R)                                                                                                         \
+    if (R < rows) {                                                                                                    \
+        sum##R = _mm256_add_epi16(sum##R, _mm256_maddubs_epi16(b, _mm256_set1_epi32(x[R])));                           \
+        ADDED(sum##R);                                                                                                 \
+    }
+            EACH_ROW(ADD)
+        }
+    }
+#define KEEP(R)                                                                                                        \
+    if (R < rows) sums[R] = sum##R;
+    EACH_ROW(KEEP)
+#undef BEGIN
+#undef ADD
+#undef KEEP
+}
+
+// A row's sums of 8 columns by 32 bits; `begin` is the word behind the group's.
+INLINE __m256i widened(__m128i sums, int means, const int32_t *begin) {
+    const __m256i wide = _mm256_cvtepi16_epi32(sums);
+    return means == LESS ? wide : _mm256_sub_epi32(wide, _mm256_set1_epi32(*begin >> 16));
+}
+
 // The two inputs of a `pair`, 0 or 1, of four at w, for 16 columns.
 INLINE void two_inputs(const int bits, const int means, const __m256i table[2], const uint8_t *w, const int pair,
                        __m256i b[2]) {

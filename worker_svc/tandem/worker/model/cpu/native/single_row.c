@@ -8,11 +8,10 @@
 
 #define AHEAD 2048  // bytes from what is multiplied to what is asked for
 
-// The sums of one group. `begin`: what they begin with, where numbers are `LESS`.
+// The sums of one group.
 INLINE void group_sums(const int bits, const int means, const __m256i table[2], const uint8_t *w, const int32_t *x,
-                       const float *begin, const int quads, __m256i sum[2]) {
-    sum[0] = means == LESS ? _mm256_cvtps_epi32(_mm256_broadcast_ss(begin)) : _mm256_setzero_si256();
-    sum[1] = sum[0];
+                       const int quads, __m256i sum[2]) {
+    sum[0] = sum[1] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int i = 0; i < quads; i++)
         for (int pair = 0; pair < 2; pair++) {
@@ -23,12 +22,21 @@ INLINE void group_sums(const int bits, const int means, const __m256i table[2], 
         }
 }
 
+// The same of digits.
+INLINE void group_digits(const int means, const int group, const uint8_t *w, const int32_t *x, __m256i sum[2]) {
+    __m256i all;
+    digit_sums(1, group / 4, w, x, &all);
+    sum[0] = widened(_mm256_castsi256_si128(all), means, x + group / 2);
+    sum[1] = widened(_mm256_extracti128_si256(all, 1), means, x + group / 2);
+}
+
 INLINE void row_panel(const int bits, const int means, const int group, const int half, const Product *p,
                       int64_t panel) {
     const int64_t each = half == 3 ? UNIT / group : p->groups, units = (p->groups + each - 1) / each;
     const int64_t step = p->per_channel ? 0 : PANEL;
     const uint8_t *w = p->weight + panel * p->groups * group * PANEL * bits / 8;
     const int32_t *x = p->x;
+    const int digits = bits == 4 && group <= SPAN && (means == DIGITS || means == LESS), words = group / 2 + digits;
     int64_t at = panel * (p->per_channel ? 1 : p->groups) * PANEL;
     __m256i table[2];
     if (means == TABLE || means == BYTES) load_table(p, table);
@@ -40,11 +48,12 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
             unit[h] = halves(p->scale_unit + (panel * units + u) * PANEL + 8 * h);
             if (p->least) least_unit[h] = halves(p->least_unit + (panel * units + u) * PANEL + 8 * h);
         }
-        for (int64_t g = u * each; g < last; g++, at += step, w += group * PANEL * bits / 8, x += group / 2) {
+        for (int64_t g = u * each; g < last; g++, at += step, w += group * PANEL * bits / 8, x += words) {
             __m256i sum[2];
             for (int i = 0; i < group * PANEL * bits / 8; i += 64)
                 _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
-            group_sums(bits, means, table, w, x, p->x_sum + g, group / 4, sum);
+            if (digits) group_digits(means, group, w, x, sum);
+            else group_sums(bits, means, table, w, x, group / 4, sum);
             for (int h = 0; h < 2; h++) {
                 const __m256 scale = eight(half, p->scale, at + 8 * h, unit[h]);
                 const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(p->x_scale + g));
