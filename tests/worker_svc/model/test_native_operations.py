@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
@@ -169,6 +170,7 @@ def test_gates_of_attention_are_those_in_float64_and_the_same_bits_in_any_compan
 
 
 MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+ONE_LATENT = {"num_kv_heads": 1, "head_dim": 32, "rotary_dim": 8}
 LAYERS: Mapping[str, dict[str, Any]] = {
     "window": {"windows": (20, 0)},
     "multipliers, a layer that does not rotate": {"unrotated_layers": (1,), **MULTIPLIERS},
@@ -192,6 +194,13 @@ LAYERS: Mapping[str, dict[str, Any]] = {
         **{"per_layer_inputs": PerLayerInputs(16, 512), "layer_scale": True, "shared_layers": 1},
     },
     "Gemma 4's keys that are values": {"qk_norm": "head", "value_norm": True, "values_are_keys": True},
+    "latents": {"latents": Latents(24, 8, 16, 16, query_rank=48), **ONE_LATENT},
+    "latents in 8 bits": {"latents": Latents(24, 8, 16, 16), **ONE_LATENT},
+    "latents in 4 bits, their channels centred": {
+        "latents": Latents(40, 8, 24, 12, query_rank=32),
+        **ONE_LATENT,
+        "head_dim": 48,
+    },
     "experts, scores of nothing": {"sinks": True, "experts": Experts(4, 2, 64, normalized=True)},
     "experts behind a dense layer": {
         **{"qk_norm": "head"},

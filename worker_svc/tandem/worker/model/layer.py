@@ -22,7 +22,16 @@ from tandem.worker.model.attention import Scores
 from tandem.worker.model.beside import ExpertsBeside
 from tandem.worker.model.cpu.experts import CompiledExperts, Routing
 from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind
-from tandem.worker.model.cpu.layer_parts import Attending, Behind, Carried, Feeding, FeedingExperts, Given, LayerNorms
+from tandem.worker.model.cpu.layer_parts import (
+    Attending,
+    AttendingLatents,
+    Behind,
+    Carried,
+    Feeding,
+    FeedingExperts,
+    Given,
+    LayerNorms,
+)
 from tandem.worker.model.destinations import Destination, of_experts, of_gated, of_norm
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
@@ -237,6 +246,8 @@ class Layer(torch.nn.Module):
         norms = LayerNorms(config.stream_eps, config.norm == "layer", *vectors)
         feeding = None if behind_the_call(config, number) else self._feeding()
         mixing, parallel = self._mixing(), config.parallel and self._feeds
+        if config.mixes(number) and not any(mixing):
+            return None
         if feeding is not None:
             whole = CompiledLayer.of(
                 *(config.hidden_size, *mixing, feeding, Behind.IN_THE_CALL, norms),
@@ -273,7 +284,7 @@ class Layer(torch.nn.Module):
         place = self._number * inputs.size
         return Given(given.gate, given.output, given.norm.weight, self._config.norm_eps, given.activation, place)
 
-    def _mixing(self) -> tuple[Attending | None, Carried | None]:
+    def _mixing(self) -> tuple[Attending | AttendingLatents | None, Carried | None]:
         """Returns what mixes the tokens of a sequence as a call has it."""
         whole = self._config.qk_norm == "whole"
         first = self._unfinished()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 
 from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import Mamba
 from tandem.worker.model.attention import Scores
-from tandem.worker.model.cpu.layer import CompiledLayer
-from tandem.worker.model.cpu.layer_parts import Attending, Carried
+from tandem.worker.model.cpu.heads import CompiledHeads
+from tandem.worker.model.cpu.layer_parts import Attending, AttendingLatents, Carried
 from tandem.worker.model.destinations import Destination, of_mixer
 from tandem.worker.model.latent_attention import LatentProjections
 from tandem.worker.model.layer import Layer, Step
@@ -71,10 +69,25 @@ class LatentLayer(Layer):
         attended = step.plans[self._attention].attend(pages, pages, queries, self._scores)
         return self.projections.values(cache.values_of(layer, attended))
 
-    @cached_property
-    def compiled(self) -> CompiledLayer | None:
-        """Returns None: its products and attention are compiled for themselves."""
-        return None
+    def _mixing(self) -> tuple[AttendingLatents | None, Carried | None]:
+        parts, config = self.projections, self._config
+        ups = (parts.key_up.joined, parts.value_up.joined)
+        if config.latents is None or not isinstance(ups[0], CompiledHeads) or not isinstance(ups[1], CompiledHeads):
+            return None, None
+        attending = AttendingLatents(
+            query_latent=parts.query_latent,
+            query_norm=None if parts.query_norm is None else parts.query_norm.weight,
+            query=parts.query,
+            latent=parts.latent,
+            latent_norm=parts.latent_norm.weight,
+            key_up=ups[0],
+            value_up=ups[1],
+            output=self.attention_output,
+            heads=config.num_heads,
+            sizes=config.latents,
+            scores=self._scores,
+        )
+        return attending, None
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         places = {name: Destination(*place) for name, place in self.projections.destinations().items()}
@@ -112,7 +125,7 @@ class BesideLayer(Layer):
         answers = self.feed_forward(self._enter_mlp(x, self._ranks.add_up(delta)))
         return x, self._ranks.add_up(answers) * self._config.feed_forward_multiplier
 
-    def _mixing(self) -> tuple[Attending | None, Carried | None]:
+    def _mixing(self) -> tuple[Attending | AttendingLatents | None, Carried | None]:
         mixer, by = self.mixer, self._sizes.output_multiplier
         return super()._mixing()[0], Carried(mixer.first, self.mixer_output, mixer.rule, mixer.beside, by)
 

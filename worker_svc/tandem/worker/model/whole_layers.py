@@ -16,7 +16,6 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
     has_state = config.recurrence is not None and layer in config.recurrence.layers
     return _first(
         {
-            "latents": config.latents is not None,
             "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
             "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
             "experts beside attention": config.parallel and config.has_experts(layer),

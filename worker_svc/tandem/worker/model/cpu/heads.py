@@ -29,16 +29,16 @@ class CompiledHeads:
             raise ValueError("there are no kernels for its matrices")
         if len({tuple(getattr(matrix, name) for name in ALIKE) for matrix in found}) > 1:
             raise ValueError("heads' matrices are of different kinds")
-        self._matrices = (Matrix * len(found))(*found)
-        self._width, self._outputs = found[0].width, linear.weight_rows
+        self.matrices = (Matrix * len(found))(*found)
+        self.width, self._outputs = found[0].width, linear.weight_rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, heads, in] -> [N, heads * out]`."""
         rows, heads, _ = x.shape
         inputs = x.float().transpose(0, 1).contiguous()
-        out = torch.empty((heads, rows, self._width))
+        out = torch.empty((heads, rows, self.width))
         failed = calls().tandem_heads(
-            ctypes.addressof(self._matrices), heads, inputs.data_ptr(), out.data_ptr(), rows, torch.get_num_threads()
+            ctypes.addressof(self.matrices), heads, inputs.data_ptr(), out.data_ptr(), rows, torch.get_num_threads()
         )
         if failed:
             raise MemoryError("no memory for heads' products")

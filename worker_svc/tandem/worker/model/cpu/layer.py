@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 
 from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS
+from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
 from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.layer_parts import (
@@ -22,11 +23,13 @@ from tandem.worker.model.cpu.layer_parts import (
     PIECES,
     ROOMS,
     Attending,
+    AttendingLatents,
     Behind,
     Carried,
     Feeding,
     FeedingExperts,
     Given,
+    LatentsStruct,
     LayerNorms,
     LayerStruct,
     MixingStruct,
@@ -81,7 +84,7 @@ class CompiledLayer:
     def of(
         cls,
         hidden: int,
-        attending: Attending | None,
+        attending: Attending | AttendingLatents | None,
         carried: Carried | None,
         feeding: Feeding | FeedingExperts | None,
         behind: Behind,
@@ -103,7 +106,9 @@ class CompiledLayer:
             taken.lanes(hidden)
             for name, norm in zip(NORMS, norms[2:], strict=True):
                 setattr(layer, name, NormStruct(*(taken.vector(one) for one in norm or (None, None))))
-            if attending is not None:
+            if isinstance(attending, AttendingLatents):
+                _attends_latents(layer, attending, taken, rooms)
+            elif attending is not None:
                 layer.attention = taken.mixing(attending, rooms)
                 _attends(layer, attending, taken)
                 if attending.values_are_keys:
@@ -204,11 +209,14 @@ class CompiledStep:
             width=work.tables.shape[1],
             window=work.window,
             page_size=cache.shape.page_size,
+            shares_of_heads=work.shares,
             rows=rows,
             attending=plan.rows,
             format=FORMATS[cache.shape.format.name],
             threads=threads,
-            attention_threads=threads if work.keys * rooms["mixed"].shape[1] > WORTH_A_THREAD else 1,
+            attention_threads=threads
+            if work.keys * max(rooms["mixed"].shape[1], rooms["attended"].shape[1]) > WORTH_A_THREAD
+            else 1,
             experts_room=experts_room.data_ptr(),
             inputs=None if inputs is None else inputs.data_ptr(),
             input_stride=0 if inputs is None else inputs.stride(0),
@@ -319,6 +327,40 @@ def _is_given(layer: LayerStruct, how: Given, taken: _Taken, rooms: dict[str, in
     layer.given_norm, layer.given_eps = taken.vector(how.norm), how.eps
     layer.given_at, layer.given_activation = how.place, ACTIVATIONS[how.activation]
     rooms["input"] = taken.lanes(how.gate.out_features)
+
+
+def _attends_latents(layer: LayerStruct, how: AttendingLatents, taken: _Taken, rooms: dict[str, int]) -> None:
+    sizes, heads = how.sizes, how.heads
+    for size in (sizes.rank, sizes.rotated, sizes.query_rank):
+        taken.lanes(size)
+    layer.attention.output, layer.attention.by = taken.one(how.output), 1.0
+    layer.latents = LatentsStruct(
+        query=taken.one(how.query),
+        latent=taken.one(how.latent),
+        query_norm=taken.vector(how.query_norm),
+        latent_norm=taken.vector(how.latent_norm),
+        key_up=ctypes.addressof(how.key_up.matrices),
+        value_up=ctypes.addressof(how.value_up.matrices),
+        heads=heads,
+        rank=sizes.rank,
+        rotated=sizes.rotated,
+        unrotated=sizes.unrotated,
+        value=sizes.value,
+        eps=NORM_EPS,
+    )
+    if how.query_latent is not None:
+        layer.latents.query_latent = taken.one(how.query_latent)
+    layer.scale, layer.cap = how.scores.scale, how.scores.cap
+    rooms |= {
+        "first": heads * sizes.query,
+        "gates": sizes.query_rank,
+        "mixed": taken.lanes(how.output.in_features),
+        "latent": sizes.size,
+        "by_head": heads * max(sizes.unrotated, sizes.rank),
+        "of_head": heads * max(how.key_up.width, how.value_up.width),
+        "queries": heads * sizes.size,
+        "attended": heads * sizes.size,
+    }
 
 
 def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:

@@ -8,9 +8,11 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import Activation
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.experts import CompiledExperts, Routing
+from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.matrices import Matrix
 from tandem.worker.model.cpu.native.layers import ACTIVATIONS, GATES, Heads
 from tandem.worker.model.linear import Linear
@@ -21,7 +23,7 @@ PIECES = 3  # of a matrix whose rows are not all stored alike
 # What a layer computes on its way, in the order of layer.c. `chosen` are numbers of 64 bits.
 ROOMS = (
     *("normed", "first", "gates", "mixed", "beside", "gate_up", "inner", "piece", "room"),
-    *("logits", "shares", "given", "input", "chosen"),
+    *("logits", "shares", "given", "input", "latent", "by_head", "of_head", "queries", "attended", "chosen"),
 )
 NORMS = ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")
 _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -39,6 +41,28 @@ class MixingStruct(ctypes.Structure):
     _fields_ = (("first", Matrix * PIECES), ("output", Matrix), ("by", _Float))
 
 
+class LatentsStruct(ctypes.Structure):
+    query_latent: Matrix
+    query: Matrix
+    latent: Matrix
+    query_norm: int | None
+    latent_norm: int | None
+    key_up: int
+    value_up: int
+    heads: int
+    rank: int
+    rotated: int
+    unrotated: int
+    value: int
+    eps: float
+    _fields_ = (
+        *((name, Matrix) for name in ("query_latent", "query", "latent")),
+        *((name, _Pointer) for name in ("query_norm", "latent_norm", "key_up", "value_up")),
+        *((name, _Size) for name in ("heads", "rank", "rotated", "unrotated", "value")),
+        ("eps", _Float),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     attention: MixingStruct
     state: MixingStruct
@@ -46,6 +70,7 @@ class LayerStruct(ctypes.Structure):
     gate_up: ctypes.Array[Matrix]
     down: Matrix
     enter_mlp: NormStruct
+    latents: LatentsStruct
     made: Heads
     sinks: int | None
     hidden: int
@@ -82,6 +107,7 @@ class LayerStruct(ctypes.Structure):
         ("gate_up", Matrix * PIECES),
         ("down", Matrix),
         *((name, NormStruct) for name in NORMS),
+        ("latents", LatentsStruct),
         ("made", Heads),
         ("sinks", _Pointer),
         *((name, _Size) for name in ("hidden", "inner")),
@@ -105,7 +131,7 @@ class LayerStruct(ctypes.Structure):
 class StepStruct(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("cos", "sin", "growth", "slots", "blocks", "tables")),
-        *((name, _Size) for name in ("count", "most", "width", "window", "page_size")),
+        *((name, _Size) for name in ("count", "most", "width", "window", "page_size", "shares_of_heads")),
         *((name, _Pointer) for name in (*ROOMS, "experts_room", "inputs")),
         ("input_stride", _Size),
         *((name, _Size) for name in ("rows", "attending")),
@@ -170,6 +196,22 @@ class Attending(NamedTuple):
     gated: bool  # what is attended to is multiplied by the sigmoids of the last numbers of the first product
     stores: bool  # keys and values are the layer's own
     values_are_keys: bool  # before both are finished
+
+
+class AttendingLatents(NamedTuple):
+    """Attention over latents: its matrices and norms."""
+
+    query_latent: Linear | None
+    query_norm: torch.Tensor | None
+    query: Linear
+    latent: Linear
+    latent_norm: torch.Tensor
+    key_up: CompiledHeads
+    value_up: CompiledHeads
+    output: Linear
+    heads: int
+    sizes: Latents
+    scores: Scores
 
 
 class Carried(NamedTuple):

@@ -3,7 +3,9 @@
 #include "matrices.h"
 #include "operations.h"
 
-#define PIECES 3  // of a matrix whose rows are not all stored alike
+#define MOST_ALONE 8       // rows of latents that one thread moves
+#define MOST_ROTATED 1024  // numbers of a head
+#define PIECES 3           // of a matrix whose rows are not all stored alike
 
 typedef struct {
     const float *weight, *bias;
@@ -15,6 +17,15 @@ typedef struct {
     float by;
 } Mixing;
 
+// Attention over latents (`latent_attention.py`) in the place of other attention, if there are heads.
+typedef struct {
+    Matrix query_latent, query, latent;  // the first is not there where queries are made of the stream
+    const float *query_norm, *latent_norm;
+    const Matrix *key_up, *value_up;  // of each head
+    int64_t heads, rank, rotated, unrotated, value;
+    float eps;  // of both norms
+} Latents;
+
 // What follows what mixes tokens.
 enum { NOTHING = 0, IN_THE_CALL = 1, THE_CALLERS = 2 };
 
@@ -24,7 +35,8 @@ typedef struct {
     Matrix gate_up[PIECES], down;
     // What comes into a part is normalized, or as it is; the same of what comes out. No weight: as it is.
     Norm enter_attention, leave_attention, enter_mlp, leave_mlp;
-    Heads made;  // of attention's first product
+    Latents latents;
+    Heads made;  // of attention's first product; of latents, how they are stored
     const float *sinks;
     int64_t hidden, inner;
     float eps, scale, cap, gate_by,
@@ -52,11 +64,12 @@ typedef struct {
     const float *cos, *sin, *growth;  // growth: [rows]
     const int64_t *slots;
     const int32_t *blocks, *tables;
-    int64_t count, most, width, window, page_size;  // see `tandem_attention`
+    int64_t count, most, width, window, page_size, shares_of_heads;  // see `tandem_attention`
     float *normed, *first, *gates, *mixed, *beside, *gate_up, *inner, *piece;
     int32_t *room;
     // Of experts: the router's answer, who is chosen and by which share, what they are given if it is no row of the stream
     float *logits, *shares, *given, *input;
+    float *latent, *by_head, *of_head, *queries, *attended;  // of attention over latents
     int64_t *chosen;
     void *experts_room;
     const float *inputs;  // [rows, input_stride], what layers are given beside the stream
@@ -156,6 +169,80 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
     return failed;
 }
 
+// x [size] turned by cos and signed sin, to `to`.
+static void turn(const float *x, const float *cos, const float *sin, float *to, int64_t size) {
+    const int64_t half = size / 2;
+    for (int64_t i = 0; i < half; i++) {
+        to[i] = x[i] * cos[i] + x[i + half] * sin[i];
+        to[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half];
+    }
+}
+
+// A product of each head with the first numbers of its part of x, whose parts are `stride` numbers long: to `s->of_head`
+// [heads, rows, width]. Returns 0, or 1 without memory.
+static int of_heads(const Layer *l, const Step *s, const Matrix *heads, const float *x, int64_t stride) {
+    const int64_t count = l->latents.heads, size = heads->inputs;
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
+    for (int64_t head = 0; head < count; head++)
+        for (int64_t row = 0; row < s->rows; row++)
+            memcpy(s->by_head + (head * s->rows + row) * size, x + (row * count + head) * stride,
+                   (size_t)size * sizeof(float));
+    return tandem_heads(heads, count, s->by_head, s->of_head, s->rows, s->threads);
+}
+
+// A row's latent, normed and turned, is stored; its queries, of which `s->of_head` has the first numbers, become whole.
+static void place_latent(const Layer *l, const Step *s, const Pages *keys, int64_t row) {
+    const Latents *a = &l->latents;
+    const Heads *h = &l->made;
+    const int64_t d = a->rank + a->rotated, query = a->unrotated + a->rotated, width = width_of(a->key_up);
+    const float *cos = s->cos + row * a->rotated, *sin = s->sin + row * a->rotated;
+    float *latent = s->latent + row * d, turned[MOST_ROTATED];
+    tandem_add_norm(latent, 0, a->latent_norm, latent, 1, a->rank, a->eps, 1);
+    turn(latent + a->rank, cos, sin, turned, a->rotated);
+    memcpy(latent + a->rank, turned, (size_t)a->rotated * sizeof(float));
+    for (int64_t i = 0; h->key_scale && i < d; i++) latent[i] = (latent[i] - h->key_mean[i]) / h->key_scale[i];
+    tandem_store(latent, keys, s->slots[row] * s->page_size + s->slots[s->rows + row], d, s->format);
+    for (int64_t head = 0; head < a->heads; head++) {
+        float *to = s->queries + (row * a->heads + head) * d;
+        memcpy(to, s->of_head + (head * s->rows + row) * width, (size_t)a->rank * sizeof(float));
+        turn(s->first + (row * a->heads + head) * query + a->unrotated, cos, sin, to + a->rank, a->rotated);
+        for (int64_t i = 0; h->key_scale && i < d; i++) to[i] *= h->key_scale[i];
+    }
+}
+
+static int attend_latents(const Layer *l, const Step *s, const float *entering, const Pages *keys) {
+    const Latents *a = &l->latents;
+    const Heads *h = &l->made;
+    const int64_t d = a->rank + a->rotated, group = a->heads / s->shares_of_heads, width = width_of(a->value_up);
+    const float *from = entering;
+    if (a->query_latent.outputs) {
+        product(&a->query_latent, entering, s->gates, s);
+        tandem_add_norm(s->gates, 0, a->query_norm, s->gates, s->rows, a->query_latent.outputs, a->eps, s->threads);
+        from = s->gates;
+    }
+    product(&a->query, from, s->first, s);
+    product(&a->latent, entering, s->latent, s);
+    int failed = of_heads(l, s, a->key_up, s->first, a->unrotated + a->rotated);
+    if (failed) return failed;
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
+    for (int64_t row = 0; row < s->rows; row++) place_latent(l, s, keys, row);
+    if (s->attending != s->rows) memset(s->attended, 0, (size_t)(s->rows * a->heads * d) * sizeof(float));
+    failed = tandem_attention(keys->numbers, keys->constants, keys->numbers, keys->constants, s->format, s->blocks,
+                              s->count, s->most, s->tables, s->width, s->queries, a->heads * d, s->attended, 1, group,
+                              s->shares_of_heads, d, a->rank, s->page_size, s->window, l->scale, l->cap, 0,
+                              s->attention_threads);
+    for (int64_t i = 0; h->key_scale && i < s->rows * a->heads; i++)
+        for (int64_t n = 0; n < a->rank; n++)
+            s->attended[i * d + n] = s->attended[i * d + n] * h->key_scale[n] + h->key_mean[n];
+    failed |= of_heads(l, s, a->value_up, s->attended, d);
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t head = 0; head < a->heads; head++)
+            memcpy(s->mixed + (row * a->heads + head) * a->value, s->of_head + (head * s->rows + row) * width,
+                   (size_t)a->value * sizeof(float));
+    return failed;
+}
+
 static void carry(const Layer *l, const Step *s, const float *entering, Carrying *c) {
     Recurrence *r = &c->r;
     products(l->state.first, entering, s->first, s);
@@ -237,7 +324,7 @@ static int mix(const Layer *l, const Step *s, const float *entering, float *out,
     const int attends = l->attention.output.outputs > 0;
     int failed = 0;
     if (attends) {
-        failed = attend(l, s, entering, keys, values);
+        failed = l->latents.heads ? attend_latents(l, s, entering, keys) : attend(l, s, entering, keys, values);
         product(&l->attention.output, s->mixed, out, s);
         scale(out, l->attention.by, s, l->hidden, l->hidden);
     }

@@ -35,6 +35,8 @@ INLINE void matrix_product(const Matrix *m, const float *x, int32_t *room, float
 
 INLINE Rounding rounding_for(const Matrix *m) { return rounding_of(m->bits, m->table, m->inputs, m->groups, m->group); }
 
+int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out, int64_t rows, int threads);
+
 // products.c
 void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
                      int64_t last_place);
