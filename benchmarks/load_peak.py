@@ -5,8 +5,9 @@ python benchmarks/load_peak.py FOLDER --machine epyc2 [--kinds Q4_0,Q4_K_M,GPTQ]
 writes each model there (4 GB), loads it, deletes it. Q4_K_M is Q4_K, and Q6_K in the output and, in every second layer,
 in values and down; GPTQ has groups of 128 and no zeros, embedding and output of float16.
 
-A process of its own loads the file. Its peak counts everything that is resident, pages of the mapped file included,
-less what was there before; it is compared with the size of the file and with that of the weights once they are loaded.
+A process of its own loads the file. Its peak counts everything that is resident, pages of the mapped file included; it
+is compared with the size of the file and with that of the weights once they are loaded, less what was there before (the
+interpreter, torch and our own modules) and whole.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def load(path: Path) -> dict[str, float]:
     shares: list[float] = []
     checkpoint = open_checkpoint(path)
     model = load_transformer(checkpoint, "cpu", torch.bfloat16, lambda done, whole: shares.append(done / whole))
-    peak, after = resident("VmHWM") - before, resident("VmRSS") - before
+    whole = resident("VmHWM")
+    peak, after = whole - before, resident("VmRSS") - before
     weights = sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
     size = sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
     return {
@@ -176,6 +178,8 @@ def load(path: Path) -> dict[str, float]:
         "resident_after_bytes": after,
         "peak_over_file": round(peak / size, 3),
         "peak_over_weights": round(peak / weights, 3),
+        "before_bytes": before,
+        "whole_peak_over_file": round(whole / size, 3),
         "progress_calls": len(shares),
         "largest_step_of_progress": round(max(b - a for a, b in zip([0.0, *shares], shares, strict=False)), 4),
         "seconds": round(time.monotonic() - started, 1),

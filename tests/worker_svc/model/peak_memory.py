@@ -1,6 +1,6 @@
-"""Loads a model folder in a process of its own and prints how much memory that took at most, as a share of its weights.
+"""Loads a model in a process of its own and prints how much memory that took at most, and how much its weights do.
 
-usage: python peak_memory.py FOLDER DTYPE
+usage: python peak_memory.py MODEL DTYPE
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def main(folder: str, dtype: str) -> None:
-    """Prints the peak over the stored size."""
+def main(path: str, dtype: str) -> None:
+    """Prints the bytes at the peak, less what was there before, and those of the weights."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = resident("VmRSS")
-    checkpoint = open_checkpoint(Path(folder))
-    model = load_transformer(checkpoint, "cpu", getattr(torch, dtype))
+    model = load_transformer(open_checkpoint(Path(path)), "cpu", getattr(torch, dtype))
     assert not any(parameter.is_meta for parameter in model.parameters())
-    print((resident("VmHWM") - before) / checkpoint.total_bytes)
+    weights = (*model.parameters(), *model.buffers())
+    print(resident("VmHWM") - before, sum(weight.nbytes for weight in weights))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks import load_peak
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, save_meta, some_ids
@@ -67,16 +69,38 @@ def test_loading_needs_little_more_memory_than_the_weights(layout: str, tmp_path
     else:
         reference.save_pretrained(tmp_path)
     del reference
+    peak, _ = peak_memory(tmp_path, "float32", repository)
+    total_bytes = open_checkpoint(tmp_path).total_bytes
+    assert total_bytes > 300e6
+    assert total_bytes < peak < 1.15 * total_bytes
+
+
+def peak_memory(model: Path, dtype: str, repository: Path) -> tuple[int, int]:
+    """The bytes that a load took at most, and those of the weights."""
     result = subprocess.run(
-        [sys.executable, str(PEAK_MEMORY), str(tmp_path), "float32"],
+        [sys.executable, str(PEAK_MEMORY), str(model), dtype],
         env=os.environ | {"PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=True,
     )
-    total_bytes = open_checkpoint(tmp_path).total_bytes
-    assert total_bytes > 300e6
-    assert 1.0 < float(result.stdout) < 1.15
+    peak, weights = map(int, result.stdout.split())
+    return peak, weights
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_copies_made_while_a_quantized_model_is_loaded_leave_no_holes(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    for name, size in {"HIDDEN": 2048, "INNER": 5632, "HEADS": 16, "VOCABULARY": 8000}.items():
+        monkeypatch.setattr(load_peak, name, size)
+    path = tmp_path / "model.gguf"
+    load_peak.write_file(path, "Q4_K_M", 6)
+    peak, weights = peak_memory(path, "bfloat16", repository)
+    assert weights < peak < weights + 30e6
 
 
 def test_progress_counts_stored_bytes_up_to_all_of_them(tmp_path: Path) -> None:

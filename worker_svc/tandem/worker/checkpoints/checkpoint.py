@@ -15,6 +15,7 @@ import torch
 
 from tandem.worker.checkpoints.ggml_blocks import BlockKind
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped
+from tandem.worker.checkpoints.memory import zeros
 from tandem.worker.checkpoints.model_config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -163,24 +164,14 @@ def bytes_by_dtype(tensors: Iterable[StoredTensor]) -> dict[str, int]:
 
 def rows_in_order(tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Copies `tensor[order]` to memory of its own."""
-    return torch.index_select(tensor, 0, order, out=_own_memory((len(order), *tensor.shape[1:]), tensor.dtype))
+    return torch.index_select(tensor, 0, order, out=zeros((len(order), *tensor.shape[1:]), tensor.dtype))
 
 
 def joined(parts: Sequence[torch.Tensor], dimension: int) -> torch.Tensor:
     """Does `torch.cat` to memory of its own."""
     shape = list(parts[0].shape)
     shape[dimension] = sum(part.shape[dimension] for part in parts)
-    return torch.cat(list(parts), dimension, out=_own_memory(tuple(shape), parts[0].dtype))
-
-
-def _own_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocates an empty tensor whose memory goes back to the system with it.
-
-    Copies that live shortly between weights that stay would leave holes in the heap: measured, 9 % of a model of 1.1
-    billion parameters.
-    """
-    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
-    return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
+    return torch.cat(list(parts), dimension, out=zeros(tuple(shape), parts[0].dtype))
 
 
 def release_mapped(piece: torch.Tensor | StoredMatrix) -> None:

@@ -18,13 +18,15 @@ import torch
 
 from tandem.worker.checkpoints.checkpoint import StoredMatrix
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
+from tandem.worker.checkpoints.memory import zeros
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.linear import FloatRows, HalfPanels, Linear, Panels, PlainWeight, Router, Weight, rearranges
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import INT8, QuantizedWeight, quantize
 
-_PIECE_BYTES = 16 << 20  # of a mapped file that are copied at once
+_PIECE_BYTES = 1 << 20  # of rows in float32 that are copied at once: the heap keeps what copies on the way took
+_PIECE_ROWS = 32  # or a multiple of them: of whole panels
 _STAGING_BYTES = 32 << 20  # larger ones are given back to the system at once (glibc's largest mmap threshold)
 
 Source = torch.Tensor | StoredMatrix
@@ -206,7 +208,9 @@ class WeightFiller:
         numbers = rows * columns
         stageable = numbers * self._dtype.itemsize <= _STAGING_BYTES and self._staged is None
         if not (stageable and isinstance(module, Linear) and rearranges(numbers, self._device, self._dtype)):
-            empty = torch.empty((rows, columns), dtype=self._dtype, device=self._device)
+            shape = (rows, columns)
+            on_cpu = self._device.type == "cpu"
+            empty = zeros(shape, self._dtype) if on_cpu else torch.empty(shape, dtype=self._dtype, device=self._device)
             return PlainWeight(empty, shared=isinstance(module, Embedding))
         if not len(self._staging):
             self._staging = torch.empty(_STAGING_BYTES // self._dtype.itemsize, dtype=self._dtype)
@@ -224,7 +228,7 @@ def _takes(weight: Weight, rows: Rows) -> bool:
 
 def _pieces(source: Source, weight_rows: int) -> Iterator[tuple[int, Source]]:
     """Yields first row and rows of slices of at most about `_PIECE_BYTES` in float32, each of one weight."""
-    rows = max(1, _PIECE_BYTES // (4 * math.prod(source.shape[1:])))
+    rows = max(1, _PIECE_BYTES // (4 * math.prod(source.shape[1:]) * _PIECE_ROWS)) * _PIECE_ROWS
     for first in range(0, len(source), weight_rows):
         last = min(first + weight_rows, len(source))
         for start in range(first, last, rows):

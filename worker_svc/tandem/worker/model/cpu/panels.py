@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from tandem.worker.checkpoints.memory import zeros
 from tandem.worker.model.cpu.native import PANEL
 
 
 def empty_panels(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Room for so many rows, zero."""
-    return torch.zeros((-(-rows // PANEL), columns, PANEL), dtype=dtype)
+    return zeros((-(-rows // PANEL), columns, PANEL), dtype)
 
 
 def fill_panels(panels: torch.Tensor, row: int, rows: torch.Tensor) -> None:
@@ -34,4 +35,5 @@ def panel_rows(panels: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def first_panels(panels: torch.Tensor, rows: int) -> torch.Tensor:
     """A copy of those that hold the first rows."""
-    return panels[: -(-rows // PANEL)].clone()
+    first = panels[: -(-rows // PANEL)]
+    return zeros(tuple(first.shape), first.dtype).copy_(first)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from tandem.worker.checkpoints.memory import zeros
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.native import PANEL, WIDE_TILE
 
@@ -27,7 +28,7 @@ class WidePanels(torch.nn.Module):
         words = WIDE_TILE // 2 if dtype == torch.bfloat16 else 1
         steps = -(-columns // WIDE_TILE) if dtype == torch.bfloat16 else columns
         shape = (-(-rows // _PAIR), steps, 2, words, PANEL)
-        empty = torch.zeros(shape, dtype=torch.int32 if dtype == torch.bfloat16 else dtype)
+        empty = zeros(shape, torch.int32 if dtype == torch.bfloat16 else dtype)
         self.register_buffer("panels", empty.view(dtype))
 
     def __len__(self) -> int:
