@@ -4,6 +4,7 @@ answers are those of a processor."""
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ pytest.importorskip("triton")
 
 import torch
 
+from tandem.worker.checkpoints.hugging_face_heads import head_config
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine
 from tandem.worker.engine.process.config import BuildError
 from tandem.worker.engine.request import Drafting, Request, Stopping
@@ -29,6 +32,7 @@ from tests.worker_svc.card.test_engine_on_a_card import (
     answers,
     assert_alike,
     built,
+    checkpoint,
     read_of_the_ids,
     some_requests,
 )
@@ -88,6 +92,30 @@ def test_prefixes_are_used_again_from_their_snapshots_and_drafts_change_no_answe
     assert statistics.draft_tokens_accepted and card.replays
     with absent():
         assert_alike(on_card, next_turns(built("cpu", **fields)))
+
+
+def test_a_head_beside_the_model_guesses_and_changes_no_answer(card: VirtualCard) -> None:
+    model = MODELS["delta rule"]
+    fields: dict[str, object] = {"model": model, "speculate": "always", "state_slots": 8, "draft_model": "mtp"}
+
+    def requests() -> list[Request]:
+        wanted = some_requests(4, Sampling(temperature=3.0, allowed_ids=(5, 6), seed=3), output=14)
+        for request in wanted:
+            request.drafting = Drafting(4, ngram=0)
+        return wanted
+
+    def answered(device: str) -> tuple[Answers, int]:
+        with patch.object(build, "open_head", lambda path: checkpoint(head_config(model))):
+            engine = built(device, **fields)
+        got = answers(engine, requests())
+        return got, engine.engine.scheduler.statistics.draft_tokens_accepted
+
+    on_card, accepted = answered("cuda")
+    assert accepted and card.replays
+    with absent():
+        on_processor, as_often = answered("cpu")
+    assert_alike(on_card, on_processor)
+    assert accepted == as_often, "the same guesses"
 
 
 def test_states_take_their_share_of_a_cards_memory(card: VirtualCard) -> None:

@@ -50,10 +50,12 @@ from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation.costs import Free
 from tandem.worker.engine.states import StateTable
 from tandem.worker.engine.stops import StopSequences
+from tandem.worker.model.head import Head, HeadRunner
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.runner import ModelRunner, Work
 from tandem.worker.model.states import StateCache, StateShape
+from tests.worker_svc.model.heads import add_head
 
 HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "12"))
 STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "20"))
@@ -77,6 +79,8 @@ VARIANTS += [("latents", "bfloat16", "fp8")]
 VARIANTS += [("granite", "bfloat16", "auto")]  # Mamba-2 in layers of their own beside experts
 # A place in the list is a variant's seed: what is new comes last.
 VARIANTS += [("llama", "float32", "int6"), ("llama", "bfloat16", "int6"), ("latents", "bfloat16", "int6")]
+# States, and the head of the model's own checkpoint guesses.
+VARIANTS += [("head", "float32", "auto"), ("head", "bfloat16", "int8")]
 
 
 TINY: dict[str, Any] = {
@@ -116,6 +120,10 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
         folders[name] = tmp_path_factory.mktemp("hybrid")
         Qwen3_5ForCausalLM(config).save_pretrained(folders[name])
+    folders["head"] = tmp_path_factory.mktemp("head")
+    model = Qwen3_5ForCausalLM(config)
+    model.save_pretrained(folders["head"])
+    add_head("Qwen3_5Text", folders["head"], model)
     torch.manual_seed(1)
     experts = Qwen3MoeConfig(
         **TINY, num_hidden_layers=2, head_dim=8, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24
@@ -345,6 +353,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             page_size=8,
+            draft_model="mtp" if kind == "head" else "",
         )
     )
     assert built.row_invariant
@@ -352,18 +361,25 @@ def test_any_history_gives_each_request_what_it_gets_alone(
     assert isinstance(runner, ModelRunner)
     per_variant = max(2, HISTORIES // len(VARIANTS))
     sizes = built.config.recurrence
+    head = built.engine._draft_runner.model if built.engine._draft_runner is not None else None
     drafts = overlapped = kept = 0
     for history in range(per_variant):
         plain = history % 2 == 1
         draw = np.random.default_rng([history, VARIANTS.index((kind, dtype, kv_cache_dtype))])
         pages = int(draw.integers(13, 40))
         stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
-        shape = CacheShape(built.config.cache_heads, pages, 8, stored)
+        shape = CacheShape(built.config.cache_heads, pages, 8, stored, built.shape.hidden)
         cache = KVCache(shape, "cpu", runner.cache.key_channels)
         # The same model guesses for itself in half of the histories.
-        draft_cache = KVCache(shape, "cpu", runner.cache.key_channels)
+        guesser = ModelRunner(runner.model, KVCache(shape, "cpu", runner.cache.key_channels))
+        if isinstance(head, Head):
+            assert cache.hidden is not None
+            cache.hidden.fill_(50.0)
+            head.follow(runner.model, cache.hidden)
+            plain_format = kv_format("auto", getattr(torch, dtype))
+            guesser = HeadRunner(head, KVCache(CacheShape(head.config.cache_heads, pages, 8, plain_format), "cpu"))
         # A stale number that was read would show.
-        for part in (part for one in (cache, draft_cache) for layer in (*one.keys, *one.values) for part in layer):
+        for part in (part for one in (cache, guesser.cache) for layer in (*one.keys, *one.values) for part in layer):
             part.copy_((torch.randn(part.shape) * 50).to(part.dtype))
         limits = SchedulerLimits(max_batch_tokens=int(draw.integers(8, 80)), max_running=int(draw.integers(1, 9)))
         slots, states = None, None
@@ -377,13 +393,13 @@ def test_any_history_gives_each_request_what_it_gets_alone(
             ModelRunner(runner.model, cache, states),
             PageTable(pages, 8, states=slots),
             limits,
-            draft_runner=ModelRunner(runner.model, draft_cache) if not plain and sizes is None else None,
+            draft_runner=guesser if not plain and (sizes is None or head is not None) else None,
             draft_context_length=CONTEXT,
             overlap=True,
             costs=Free(),
         )
-        if sizes is not None and not plain:
-            engine._speculation.model = Forgetful(ModelRunner(runner.model, draft_cache))
+        if sizes is not None and head is None and not plain:
+            engine._speculation.model = Forgetful(guesser)
 
         requests: dict[int, Request] = {}
         answers: dict[int, Answer] = {}
@@ -410,7 +426,9 @@ def test_any_history_gives_each_request_what_it_gets_alone(
             engine.check()
             step += 1
         assert engine.table.referenced == 0
-        drafts += engine.scheduler.statistics.draft_tokens_accepted
+        statistics = engine.scheduler.statistics
+        # Of a head of random numbers, hardly any are accepted.
+        drafts += statistics.draft_tokens_accepted if head is None else statistics.draft_tokens_proposed
         kept += engine.scheduler.statistics.cached_prompt_tokens
         engine.overlap = False
         engine._speculation.model = expectation = Expectation()

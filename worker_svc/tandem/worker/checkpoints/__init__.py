@@ -10,7 +10,7 @@ from tandem.worker.checkpoints.gguf_file import GgufCheckpoint
 from tandem.worker.checkpoints.hugging_face import HuggingFaceCheckpoint
 from tandem.worker.checkpoints.meta import MetaCheckpoint
 
-__all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "open_checkpoint", "open_head"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -39,6 +39,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise CheckpointError(
         f"{path}: neither config.json (Hugging Face layout) nor params.json (Meta layout) nor a GGUF file is there"
     )
+
+
+def open_head(path: Path) -> Checkpoint:
+    """Opens the head that guesses the token after next, which some folders have beside their model. Raises
+    CheckpointError."""
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path}: a head that guesses is read from folders in Hugging Face's layout alone")
+    return HuggingFaceCheckpoint(path, head=True)
 
 
 def _open_file(path: Path) -> Checkpoint:

@@ -33,6 +33,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT, Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
+from tandem.worker.checkpoints.hugging_face_heads import head_config, head_tensors
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
@@ -77,15 +78,18 @@ class HuggingFaceCheckpoint:
 
     format: Literal["hugging_face"] = "hugging_face"
 
-    def __init__(self, path: Path) -> None:
-        """Reads everything but the weights themselves. Raises CheckpointError."""
+    def __init__(self, path: Path, *, head: bool = False) -> None:
+        """Reads everything but the weights themselves: the model, or the `head` beside it. Raises CheckpointError."""
         self.path = path
         config = text_fields(Fields.read(path / "config.json"))
         self._architecture = architecture_of(config)
         self._files = _open_files(path)  # stored name -> the open file that has it
         self._names: dict[str, str] = {}  # of a text model that is part of another: what its tensors are called there
         stored = {name: _stored(file, name) for name, file in self._files.items()}
-        if self._architecture.hybrid or self._architecture.wrapped is not None:
+        if head:
+            self._names = head_tensors(path, self._architecture, stored)
+            stored = {ours: stored[name] for ours, name in self._names.items()}
+        elif self._architecture.hybrid or self._architecture.wrapped is not None:
             self._names = {ours: name for name in stored if (ours := text_name(name)) is not None}
             stored = {ours: stored[name] for ours, name in self._names.items()}
         elif self._architecture.renamed:
@@ -104,6 +108,8 @@ class HuggingFaceCheckpoint:
                     "%s: tie_word_embeddings is true, but %s differs from %s; both are used", path, OUTPUT, EMBEDDING
                 )
         self.config = read_config(config, self._architecture, tied)
+        if head:
+            self.config = head_config(self.config)
         self._pieces: dict[str, Piece] = {}
         if self._architecture.hybrid:
             self._pieces = pieces(self._architecture, self.config, stored)

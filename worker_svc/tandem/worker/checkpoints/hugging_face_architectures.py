@@ -224,6 +224,9 @@ _TOP_NAMES = {
     "per_layer.embedding": "model.embed_tokens_per_layer.weight",
     "per_layer.projection": "model.per_layer_model_projection.weight",
     "per_layer.norm": "model.per_layer_projection_norm.weight",
+    "join.matrix": "mtp.fc.weight",
+    "join.embedding_norm": "mtp.pre_fc_norm_embedding.weight",
+    "join.hidden_norm": "mtp.pre_fc_norm_hidden.weight",
 }
 
 
@@ -317,7 +320,7 @@ class Architecture:
         return self.norms_from_one and not self.hybrid
 
     def our_name(self, stored: str) -> str | None:
-        """Returns the name by which we know a tensor of a file; None if it is of heads that predict several tokens."""
+        """Returns the name by which we know a tensor of a file; None if it is of a head beside the model."""
         if stored.startswith("mtp."):
             return None
         beginning = next((each for each in self.renamed if stored.startswith(each)), "")

@@ -5,7 +5,7 @@ rule, and where the parts of their tensors are.
     q, k, v, z and b, a of Qwen3-Next  two matrices, their rows by key head
     experts                          one matrix each, or two tensors with all of a layer's
 
-Heads that predict several tokens (`mtp.`) are not loaded.
+A head that guesses the token after next (`mtp.`) is a model of its own: `hugging_face_heads.py`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _piece(
     stored: Container[str],
 ) -> Piece | None:
     sizes, width, head_dim = config.recurrence, config.hidden_size, config.head_dim
-    assert isinstance(sizes, DeltaNet) and config.rotary_dim is not None
+    assert config.rotary_dim is not None
     ours = prefix + architecture.layer_names.get(part, "")
     match part.split("."):
         case ["attention", "q" | "gate" as which]:
@@ -193,6 +193,7 @@ def _piece(
         case ["delta_net", "filter"]:
             return Piece(ours, (shape[0], 1, shape[1]))
         case ["delta_net", "qkv" | "z" | "b" | "a" as which] if architecture.name == "qwen3_next":
+            assert isinstance(sizes, DeltaNet)
             fused = "in_proj_qkvz" if which in ("qkv", "z") else "in_proj_ba"
             rows, height = rows_by_key_head(sizes, which)
             return Piece(f"{prefix}linear_attn.{fused}.weight", (height, width), rows)

@@ -10,7 +10,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_fields import WRAPPER
 from tandem.worker.checkpoints.known_fields import check_fields
 
-# `mtp`: heads that predict several tokens.
+# `mtp`: the head of `hugging_face_heads.py`.
 _NOT_LOADED = re.compile(
     r"(mtp|visual|vision_model|multi_modal_projector|model\.(visual|vision_tower|embed_vision|audio_tower|embed_audio))\..+"
 )

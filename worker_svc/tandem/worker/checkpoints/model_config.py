@@ -100,6 +100,9 @@ class ModelConfig:
     logit_bias: bool = False  # added to what the output projection gives
     sinks: bool = False  # each head's softmax has one more score, of a value that is 0
     parallel: bool = False  # attention and feed-forward layer get the same input, and add to the same stream
+    # It guesses for another model: its stream begins with what that one has made of a token, joined with the embedding
+    # of the next, and embedding and output are that one's.
+    joins: bool = False
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -349,8 +352,13 @@ class ModelConfig:
         Matrices are `[out, in]`. The rows of q and k are laid out for RoPE on halves: within a head, row i and row
         i + head_dim / 2 form a pair, the first `rotary_dim / 2` of which turn.
         """
-        shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, self.hidden_size)}
-        if not self.tie_embeddings:
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.joins:
+            shapes["join.matrix"] = (self.hidden_size, 2 * self.hidden_size)
+            shapes |= self._norm_shapes("join.embedding_norm") | self._norm_shapes("join.hidden_norm")
+        else:
+            shapes["embedding"] = (self.vocab_size, self.hidden_size)
+        if not self.tie_embeddings and not self.joins:
             shapes["output"] = (self.vocab_size, self.hidden_size)
         if self.logit_bias:
             shapes["output_bias"] = (self.vocab_size,)

@@ -26,6 +26,13 @@ from tandem.worker.model.kv_formats import KVFormat, Parts, Plain
 _WORTH_A_CALL = 96 << 10
 
 
+class Hidden(NamedTuple):
+    """What is kept of each token's hidden state behind the model's last norm, for a head that guesses (`head.py`)."""
+
+    size: int  # numbers
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """The sizes that determine the cache's memory."""
@@ -34,11 +41,13 @@ class CacheShape:
     pages: int
     page_size: int
     format: KVFormat
+    hidden: Hidden | None = None  # None: they are not kept
 
     @property
     def bytes_per_token(self) -> int:
-        """Returns the bytes of keys and values of one token over all layers."""
-        return sum(self.layer_bytes(heads) * (1 if heads.latent else 2) for heads in self.heads)
+        """Returns the bytes that one token takes over all layers."""
+        beside = 0 if self.hidden is None else self.hidden.size * self.hidden.dtype.itemsize
+        return sum(self.layer_bytes(heads) * (1 if heads.latent else 2) for heads in self.heads) + beside
 
     def layer_bytes(self, heads: KVHeads) -> int:
         """Returns the bytes of one token's keys in a layer."""
@@ -58,7 +67,8 @@ class KeyChannels(NamedTuple):
 
 
 class KVCache:
-    """Holds keys and values of every layer, zero at first.
+    """Holds keys and values of every layer, zero at first, and hidden states `[pages + 1, page_size, size]` where its
+    shape has them.
 
     With `key_channels`, one entry a layer, keys are stored normalized.
     """
@@ -76,6 +86,10 @@ class KVCache:
         self.values = [keys if heads.latent else self._layer(heads) for heads, keys in both]
         self.readers = {heads: TileReader(shape, heads, self.device) for heads in set(shape.heads)}
         self.key_channels = key_channels
+        self.hidden: torch.Tensor | None = None
+        if shape.hidden is not None:
+            size = (shape.pages + 1, shape.page_size, shape.hidden.size)
+            self.hidden = torch.zeros(size, dtype=shape.hidden.dtype, device=self.device)
 
     def _layer(self, heads: KVHeads) -> Parts:
         shape = self.shape
@@ -97,7 +111,8 @@ class KVCache:
 
     def _parts(self) -> list[torch.Tensor]:
         apart = [values for values, heads in zip(self.values, self.shape.heads, strict=True) if not heads.latent]
-        return [part for layer in (*self.keys, *apart) for part in layer]
+        hidden = [] if self.hidden is None else [self.hidden]
+        return [part for layer in (*self.keys, *apart) for part in layer] + hidden
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
         """Stores the keys and values `[N, kv_heads, head_dim]` of N tokens at `slots` `[2, N]` (page, place in it);

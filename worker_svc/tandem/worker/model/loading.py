@@ -11,6 +11,7 @@ from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.head import Head
 from tandem.worker.model.linear import HeadLinear, panels_for
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.operations import Operations, TorchOperations
@@ -46,7 +47,7 @@ def load_transformer(
     if by_processor:
         panels = panels_for(dtype, lambda: _mostly_quantized(checkpoint, quantization))
     computed = torch.float32 if panels is not None else dtype
-    model = Transformer(whole, device, computed, operations, ranks)
+    model = (Head if whole.joins else Transformer)(whole, device, computed, operations, ranks)
     destinations = model.destinations()
     compiled = by_processor and native.available()
     made = model.operations.quantized_weight

@@ -24,7 +24,7 @@ from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.layer import Layer, Step
 from tandem.worker.model.layers import layer_class
-from tandem.worker.model.linear import Linear, PlainWeight
+from tandem.worker.model.linear import Linear, PlainWeight, Rows
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.norms import stream_norm
 from tandem.worker.model.operations import Operations, Plan, Products, StateMoves
@@ -100,26 +100,41 @@ class Transformer(torch.nn.Module):
         """
         rotations = self.rotations.at(positions)
         growth = None if self._growth is None else self._growth.at(positions)
-        x, delta = self.embedding(ids), None
-        if self.config.embedding_scale != 1:
-            x = x * self.config.embedding_scale
+        x, delta = self._begin(ids, slots), None
         given = None if self.given is None else self.given(ids, x)
         compiled = compiled_steps(self.operations, self._compiled, cache, rotations, growth, slots, plans, given)
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
-        wanted: torch.Tensor | None = logit_rows
+        wanted = logit_rows if cache.hidden is None else None
         for behind, layer in zip(range(len(self.layers) - 1, -1, -1), self.layers, strict=True):
             if late is not None and behind == self.config.shared_layers - 1:
                 assert delta is not None
                 x, delta, wanted = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), None
                 step = step.of(logit_rows, late)
             x, delta = layer(x, delta, step, None if behind else wanted)
-        logits = self.output(self.norm.after_adding(x, delta))
+        logits = self.output(self._end(x, delta, cache, slots, logit_rows))
         if self._converts_logits:
             logits = logits.float()
         logits = self._ranks.join(logits, self._vocab_size)
         if self.config.logit_multiplier != 1:
             logits = logits * self.config.logit_multiplier
         return soft_cap_(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
+
+    def _begin(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Returns what the layers begin with, `[N, hidden]`."""
+        x = self.embedding(ids)
+        return x if self.config.embedding_scale == 1 else x * self.config.embedding_scale
+
+    def _end(
+        self, x: torch.Tensor, delta: torch.Tensor | None, cache: KVCache, slots: torch.Tensor, logit_rows: torch.Tensor
+    ) -> Rows:
+        """Returns what the output is given, `[M, hidden]`. The layers leave the wanted rows, or all where hidden states
+        are kept."""
+        normed = self.norm.after_adding(x, delta)
+        if cache.hidden is None:
+            return normed
+        assert isinstance(normed, torch.Tensor)
+        cache.hidden[slots[0], slots[1]] = normed.to(cache.hidden.dtype)
+        return normed.index_select(0, logit_rows)
 
     @cached_property
     def _compiled(self) -> Mapping[LayerKind, Sequence[CompiledLayer]]:
@@ -156,8 +171,10 @@ class Transformer(torch.nn.Module):
 
     def destinations(self) -> dict[str, Destination]:
         """Returns where each canonical tensor goes: a module's weight, from one of its rows on."""
-        places = {"embedding": Destination(self.embedding, 0), **of_norm("norm", self.norm)}
-        if not self.config.tie_embeddings:
+        places = of_norm("norm", self.norm)
+        if not self.config.joins:
+            places["embedding"] = Destination(self.embedding, 0)
+        if not self.config.tie_embeddings and not self.config.joins:
             places["output"] = Destination(self.output, 0)
         if self.output.bias is not None:
             places["output_bias"] = Destination(self.output.bias, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tandem.common.machine import available_cores
-from tandem.worker.checkpoints import Checkpoint, open_checkpoint
+from tandem.worker.checkpoints import Checkpoint, open_checkpoint, open_head
 from tandem.worker.checkpoints.grouped import DEFAULT_INT4_GROUP, GROUPS, Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine import sampler
@@ -21,7 +21,7 @@ from tandem.worker.engine.guides.limits import GuideLimits
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.process.cache_size import cache_shapes, spare_states
 from tandem.worker.engine.process.calibration import key_channels
-from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.config import OWN_HEAD, BuildError, EngineConfig
 from tandem.worker.engine.process.device import (
     choose_device,
     choose_dtype,
@@ -34,6 +34,7 @@ from tandem.worker.engine.speculation.costs import Free
 from tandem.worker.engine.states import StateTable
 from tandem.worker.model.cuda import device as cuda_device
 from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.head import Head, HeadRunner
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations
@@ -117,6 +118,8 @@ def build_engine(
         logger.info(
             "%d slots for states of sequences, %d MiB each", state_shape.slots, state_shape.bytes_per_slot >> 20
         )
+    if isinstance(draft, Head) and cache.hidden is not None:
+        draft.follow(model, cache.hidden)
     runner, row_invariant = _runner(model, cache, states, config, ranks)
     draft_runner = _draft_runner(draft, draft_cache, config, ranks) if draft and draft_cache else None
     sampler.prepare(served.vocab_size, device, model.logits_dtype)
@@ -130,7 +133,7 @@ def build_engine(
         eos_ids=checkpoint.eos_ids,
         bos_id=checkpoint.bos_id,
         parameters=sum(math.prod(shape) for shape in served.tensor_shapes().values()),
-        weight_bytes=ranks.total(_weight_bytes(model) + (_weight_bytes(draft) if draft else 0)),
+        weight_bytes=ranks.total(_weight_bytes(model, draft)),
         dtype=str(dtype).removeprefix("torch."),
         quantization=quantization_name(model),
         device=device,
@@ -179,7 +182,7 @@ def _load(
             ranks=ranks,
         )
     ranks.wait()
-    return model, _draft_model(config, served, device, dtype, operations)
+    return model, _draft_model(config, served, device, dtype, operations, ranks)
 
 
 def _engine(
@@ -223,12 +226,19 @@ def _grammars(config: EngineConfig, vocabulary_size: int, eos_ids: Sequence[int]
 
 
 def _draft_model(
-    config: EngineConfig, large: ModelConfig, device: torch.device, dtype: torch.dtype, operations: Operations
+    config: EngineConfig,
+    large: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    operations: Operations,
+    ranks: Ranks,
 ) -> Transformer | None:
     """Loads the draft model, if there is one: whole on every rank, so that all guess the same. Raises BuildError where
     its vocabulary is another one."""
     if not config.draft_model:
         return None
+    if config.draft_model == OWN_HEAD:
+        return _head(config, device, dtype, operations, ranks)
     checkpoint = open_checkpoint(Path(config.draft_model))
     if checkpoint.config.vocab_size != large.vocab_size:
         raise BuildError(
@@ -239,6 +249,24 @@ def _draft_model(
         raise BuildError(f"draft_model {config.draft_model} has layers with states; all of its must have attention")
     with fitting("the draft model's weights", "serve without draft_model"):
         return load_transformer(checkpoint, device, dtype, operations=operations)
+
+
+def _head(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype, operations: Operations, ranks: Ranks
+) -> Transformer:
+    """Loads the model's own head. Raises BuildError for several ranks, whose output is not whole."""
+    if ranks.size > 1:
+        raise BuildError(f"draft_model {OWN_HEAD} is served by one rank; tensor_parallel is {ranks.size}")
+    checkpoint = open_head(Path(config.model))
+    with fitting("the weights of the head that guesses", "serve without draft_model"):
+        return load_transformer(
+            checkpoint,
+            device,
+            dtype,
+            config=served_config(checkpoint.config, config),
+            operations=operations,
+            quantization=_quantization(config),
+        )
 
 
 def _runner(
@@ -277,7 +305,9 @@ def _record(runner: ModelRunner) -> None:
 
 
 def _draft_runner(draft: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> ModelRunner:
-    """Makes the draft model's runner, whose steps are decodes nearly all."""
+    """Makes the draft model's runner, whose steps are decodes nearly all. A head's are not recorded."""
+    if isinstance(draft, Head):
+        return HeadRunner(draft, cache)
     if not _is_recorded(draft, cache, config, ranks):
         return ModelRunner(draft, cache)
     from tandem.worker.model.cuda.graphs import GraphedRunner
@@ -324,5 +354,7 @@ def quantization_name(model: Transformer) -> str:
     return max(sizes, key=lambda name: sizes[name], default="")
 
 
-def _weight_bytes(model: Transformer) -> int:
-    return sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
+def _weight_bytes(*models: Transformer | None) -> int:
+    """Adds up what models have, what they share once."""
+    there = [weight for model in models if model for weight in (*model.parameters(), *model.buffers())]
+    return sum({id(weight): weight.nbytes for weight in there}.values())

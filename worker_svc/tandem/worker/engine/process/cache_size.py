@@ -12,7 +12,8 @@ import torch
 
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.process.device import fitting, free_memory
-from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.head import Head
+from tandem.worker.model.kv_cache import CacheShape, Hidden, KVCache
 from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.parallel import Ranks
 from tandem.worker.model.runner import ModelRunner, Work
@@ -39,6 +40,8 @@ def cache_shapes(
         return CacheShape(model.config.cache_heads, pages, config.page_size, kv_format(stored, dtype))
 
     page = shape(model, 1, config.kv_cache_dtype)
+    if isinstance(draft, Head):
+        page = replace(page, hidden=Hidden(model.config.hidden_size, dtype))
     draft_page = shape(draft, 1, "auto") if draft is not None else None
     states = _states(config, model, device, ranks)
     if config.kv_cache_tokens:

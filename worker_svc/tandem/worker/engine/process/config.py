@@ -16,6 +16,7 @@ from tandem.worker.engine.guides.limits import (
 
 # Tokens in a step and running requests. A GPU computes 256 decodes in hardly more time than 64, and thousands of tokens
 # before its matrix units are busy; a CPU's streams would wait for both.
+OWN_HEAD = "mtp"  # as tensors of such heads are called
 DEFAULT_LOADS = {"cpu": (512, 64), "cuda": (4096, 256)}
 
 
@@ -102,7 +103,9 @@ class EngineConfig(BaseModel):
         "as if they were free",
     )
     draft_model: str = Field(
-        default="", description="checkpoint of a small model with the same vocabulary, which guesses for the large one"
+        default="",
+        description="checkpoint of a small model with the same vocabulary, which guesses for the large one; "
+        f"{OWN_HEAD}: the head that the model's own checkpoint has for it (Qwen3-Next, Qwen3.5)",
     )
     guide_compile_seconds: float = Field(
         default=DEFAULT_COMPILE_SECONDS,

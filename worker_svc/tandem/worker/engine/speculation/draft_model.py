@@ -5,6 +5,9 @@ cleared or moved in one cache is in the other. Its keys and values chase those o
 computes what it has not seen yet, a prompt in one piece or several. Pages that were filled by requests without drafts
 hold nothing of use to it, which costs accepted drafts and nothing else.
 
+The model's own head (`model/head.py`) is such a model, too, but that it guesses from the second token on, and that what
+it has computed behind the last known token is computed again, given the model's own hidden states.
+
 It draws by the request's own sampling and with the numbers that the large model will draw with, so the two agree as
 often as their distributions do.
 
@@ -24,6 +27,7 @@ import torch
 from tandem.worker.engine.pages import PageTable, SequencePages
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
+from tandem.worker.model.head import HeadRunner
 from tandem.worker.model.runner import ModelRunner, Work
 
 
@@ -50,11 +54,14 @@ class DraftModel:
         max_batch_tokens: int,
         context_length: int,
     ) -> None:
+        """`runner` has a cache of as many pages as the table."""
         self._runner = runner
         self._table = table
         self._sampling = sampling
         self._max_batch_tokens = max_batch_tokens
         self._context_length = context_length
+        self._is_head = isinstance(runner, HeadRunner)
+        self._first = 1 if self._is_head else 0  # the token behind which it first guesses
         # By number: the pages that a request has, and how many tokens have keys and values there.
         self._computed: dict[int, tuple[SequencePages, int]] = {}
 
@@ -77,7 +84,8 @@ class DraftModel:
         for request, count in asked:
             assert request.pages is not None
             request.drafts = count
-            self._computed[request.number] = request.pages, request.num_tokens - 1 + count
+            computed = request.num_tokens + (0 if self._is_head else count - 1)
+            self._computed[request.number] = request.pages, computed
             if any(request.number in guess.broken for guess in guesses):
                 # A masked NaN would still poison the next owner of the pages.
                 self._runner.zero(request.pages.held.tolist())
@@ -94,7 +102,7 @@ class DraftModel:
             assert pages is not None
             last = request.num_tokens - 1
             count = min(count, self._context_length - request.num_tokens)
-            if count < 1 or not self._table.reserve(pages, last + count):
+            if count < 1 or last < self._first or not self._table.reserve(pages, last + count):
                 continue
             known, computed = self._computed.get(request.number, (None, 0))
             # Behind the tokens that were accepted stands what was rejected. Of new pages, what was found there counts.

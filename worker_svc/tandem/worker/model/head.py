@@ -1,0 +1,98 @@
+"""The head with which a model guesses the token after next (`checkpoints/hugging_face_heads.py`), and its runner.
+
+It is a model of one layer with keys and values of its own, which stand where those of the token do whose hidden state
+it is given. That of token i is there once the model has computed the token; behind the last of these it goes on with
+what came out of its own last norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.destinations import Destination, of_norm
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.linear import Linear
+from tandem.worker.model.norms import stream_norm
+from tandem.worker.model.operations import Operations
+from tandem.worker.model.parallel import ALONE, Ranks
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import Transformer
+
+
+class Head(Transformer):
+    """A model whose stream begins with another one's hidden states."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        operations: Operations | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        super().__init__(config, device, dtype, operations, ranks)
+        self.hidden = torch.empty(0)  # [pages + 1, page_size, hidden], the other one's
+        self.normed = torch.empty(0)  # what the last step gave the output
+        with torch.device("meta"):
+            self.join = Linear(2 * config.hidden_size, config.hidden_size, dtype)
+            self.embedding_norm = stream_norm(config, dtype, self.operations)
+            self.hidden_norm = stream_norm(config, dtype, self.operations)
+
+    def follow(self, model: Transformer, hidden: torch.Tensor) -> None:
+        """Takes embedding and output of the model that it guesses for, whose hidden states are kept in `hidden`."""
+        self.embedding, self.output, self.hidden = model.embedding, model.output, hidden
+
+    def _begin(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        embedded = super()._begin(ids, slots)
+        given = self.hidden[slots[0], slots[1]].to(embedded.dtype)
+        return self.join(torch.cat((self.embedding_norm(embedded), self.hidden_norm(given)), dim=1))
+
+    def _end(
+        self, x: torch.Tensor, delta: torch.Tensor | None, cache: KVCache, slots: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        normed = super()._end(x, delta, cache, slots, logit_rows)
+        assert isinstance(normed, torch.Tensor)
+        self.normed = normed
+        return normed
+
+    def destinations(self) -> dict[str, Destination]:
+        places = super().destinations() | {"join.matrix": Destination(self.join, 0)}
+        for name, norm in (("join.embedding_norm", self.embedding_norm), ("join.hidden_norm", self.hidden_norm)):
+            places |= of_norm(name, norm)
+        return places
+
+
+class HeadRunner(ModelRunner):
+    """Runs a head as if it were a model: what comes out behind token i is a guess at token i + 1, for which it is given
+    the hidden state of token i - 1. Behind the first token there is no guess."""
+
+    model: Head
+
+    @torch.inference_mode()
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
+        """See `ModelRunner.forward`; the first token of a sequence is left out, and may not sample."""
+        behind = [item for item in map(_before, work) if len(item.tokens)]
+        if not behind:
+            return torch.empty((0, self.model.config.vocab_size), device=self.device)
+        logits = super().forward(behind, sampled)
+        # What is sampled after these may be given what came out here, where the model's own hidden state will be.
+        sampling = [item for item in behind if item.samples]
+        size = self.cache.shape.page_size
+        ends = np.array([item.position + len(item.tokens) for item in sampling], dtype=np.int64)
+        pages = np.array([item.pages[end // size] for item, end in zip(sampling, ends, strict=True)], dtype=np.int64)
+        places = self._to_device(np.stack((pages, ends % size)))
+        self.model.hidden[places[0], places[1]] = self.model.normed[: len(ends)].to(self.model.hidden.dtype)
+        return logits
+
+
+def _before(work: Work) -> Work:
+    """Moves a work to where the hidden states are that it is given."""
+    assert work.samples <= 1
+    if not work.position:
+        work = replace(work, tokens=work.tokens[1:], position=1)
+    return replace(work, position=work.position - 1)
