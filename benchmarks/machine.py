@@ -32,6 +32,13 @@ def describe_machine() -> dict[str, object]:
     }
 
 
+def busy_seconds() -> float:
+    """What all processes have used of all cores since the machine's start, and what it was kept from, to hundredths."""
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    ticks = dict(zip(names, map(int, Path("/proc/stat").read_text().split()[1:]), strict=False))
+    return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) / os.sysconf("SC_CLK_TCK")
+
+
 def _version(package: str) -> str:
     try:
         return version(package)

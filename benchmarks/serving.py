@@ -14,8 +14,9 @@ has the lowest priority: it belongs to another machine, and must not take the co
 With `--size` the model is a larger one of random weights with the same tokenizer, whose steps take longer.
 
 Prompts differ, so that nothing is cached; answers are greedy and of fixed length. Rounds alternate between the three
-ways, and medians are reported: on a shared machine only ratios within one run mean something. The client runs on the
-same cores as the services.
+ways, and medians are reported: on a shared machine only ratios within one run mean something. Rounds in which other
+processes took more than `--others` of a core are left out, unless all are such. The client runs on the same cores as
+the services.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -45,7 +47,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.machine import add_output_flags, save
+from benchmarks.machine import add_output_flags, busy_seconds, save
 from tandem.client import AsyncClient
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tandem.worker.engine.process.build import build_engine
@@ -150,13 +152,17 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
     config = EngineConfig(model=options.model, threads=options.threads, dtype=options.dtype)
     engine = build_engine(config)
     vocabulary = engine.config.vocab_size
+    decodes: list[float] = []  # seconds of steps that only decode, all streams of a batch
 
     async def in_engine(batch: list[list[int]]) -> None:
         for number, prompt in enumerate(batch):
             stopping = Stopping(max_tokens=options.tokens)
             engine.engine.submit(Request.make(number, prompt, Sampling(temperature=0.0), stopping))
         while engine.engine.has_work:
-            engine.engine.step()
+            began = time.perf_counter()
+            step = engine.engine.step()
+            if not step.prefill_tokens and step.decode_tokens == len(batch):
+                decodes.append(time.perf_counter() - began)
 
     async with AsyncExitStack() as stack:
         tokenizer = await stack.enter_async_context(running("tandem.tokenizer", f"--tokenizer={options.model}"))
@@ -207,8 +213,10 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
         }
         rows = []
         for streams in options.streams:
+            decodes.clear()
             rates: dict[str, list[float]] = {name: [] for name in ways}
             costs: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+            others: dict[str, list[float]] = {name: [] for name in ways}
             for round_number in range(options.rounds + 1):
                 for place, (name, way) in enumerate(ways.items()):
                     batch = prompts(streams, vocabulary, seed=1000 * round_number + 10 * streams + place)
@@ -216,23 +224,29 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
                         decoded = await client.decode_batch(batch)
                         texts.update({tuple(prompt): text for prompt, text in zip(batch, decoded, strict=True)})
                     count = streams * options.tokens
-                    before, began = processor_seconds(processes), time.perf_counter()
+                    busy, before, began = busy_seconds(), processor_seconds(processes), time.perf_counter()
                     await way(batch)
                     seconds, after = time.perf_counter() - began, processor_seconds(processes)
+                    busy = busy_seconds() - busy - sum(after.values()) + sum(before.values())
                     if round_number:  # the first round warms up
                         rates[name].append(count / seconds)
+                        others[name].append(busy / seconds)
                         costs[name].append({part: 1e6 * (after[part] - before[part]) / count for part in processes})
-            medians = {name: statistics.median(values) for name, values in rates.items()}
-            row = {"streams": streams, "tokens_per_second": medians, "all_rounds": rates}
+            quiet = [max(taken) <= options.others for taken in zip(*others.values(), strict=True)]
+            counted = {name: list(itertools.compress(found, quiet)) or found for name, found in rates.items()}
+            medians = {name: statistics.median(values) for name, values in counted.items()}
+            row = {"streams": streams, "tokens_per_second": medians, "all_rounds": rates, "cores_of_others": others}
             row["microseconds_a_token"] = {
                 name: {part: statistics.median(each[part] for each in measured) for part in processes}
                 for name, measured in costs.items()
             }
+            row["decode_step_seconds"] = statistics.median(decodes)
             row["share"] = {name: medians[name] / medians["engine"] for name in ways}
             rows.append(row)
             print(
                 f"{streams:4d} streams"
                 + "".join(f"   {name} {medians[name]:8.0f} tok/s ({row['share'][name]:.2f})" for name in ways)
+                + f"   a decode step {row['decode_step_seconds'] * 1e3:.1f} ms"
             )
             for name, parts in row["microseconds_a_token"].items():
                 told = ", ".join(f"{part} {cost:.0f}" for part, cost in parts.items() if cost >= 0.5)
@@ -332,6 +346,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="output tokens a stream")
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--others", type=float, default=0.2, help="cores that other processes may take in a round that counts"
+    )
     add_output_flags(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tandem-serving-") as folder:
