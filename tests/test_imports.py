@@ -68,10 +68,14 @@ limits inference tokenizer.v1
 LIGHT = {  # modules that are loaded without these
     "client": "torch",
     "http.server": "torch",
-    "tokenizer.rpc.server": "torch",
+    "tokenizer.rpc.server": "torch jinja2",
     "tokenizer.fragments tokenizer.decoding.streaming tokenizer.tokenizer": "torch grpc",
     "tokenizer.answers.parser": "torch grpc",
     "worker.front.server": "torch",
+    # The first engine's process is started behind these, and while settings are read it imports torch.
+    "worker.__main__": "torch grpc google numpy prometheus_client pydantic zmq",
+    "worker.settings": "torch grpc google numpy prometheus_client zmq",
+    "worker.engine.process.main": "torch grpc prometheus_client",
     "worker.engine.scheduler worker.engine.integrity worker.engine.outcome worker.engine.fork": "torch grpc",
     "worker.engine.speculation.proposals worker.engine.guides.host": "torch grpc",
 }

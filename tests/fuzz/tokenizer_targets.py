@@ -24,7 +24,8 @@ from tandem.tokenizer.arrays import ids_of
 from tandem.tokenizer.chat.encoding import encode_runs
 from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
 from tandem.tokenizer.chat.origin import Origin
-from tandem.tokenizer.chat.template import RenderError, render
+from tandem.tokenizer.chat.render_error import RenderError
+from tandem.tokenizer.chat.template import render
 from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.encoding import Policy, Segment, SpecialTokenInText
 from tandem.tokenizer.formats import FormatError, load_tokenizer

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from tandem.common.errors import StartError
 from tandem.common.run_service import Lifecycle
-from tandem.worker.engine.process.messages import EngineInfo
+from tandem.worker.engine.process.messages import EngineInfo, Vocabulary
 from tandem.worker.front.server import WorkerService
-from tandem.worker.front.tokenizer_check import check_tokenizer
+from tandem.worker.front.tokenizer_check import TokenizerCheck
 from tandem.worker.settings import WorkerSettings
 from tests.integration.worker_process import service_process
 from tests.svc_common.certificates import Authority
@@ -66,6 +66,15 @@ def settings(files: Path, address: str, **changed: Any) -> WorkerSettings:
         "tokenizer_wait_seconds": 30,
     }
     return WorkerSettings(model=str(DEMO), tokenizer_address=address, **(fields | changed))
+
+
+async def check_tokenizer(worker: WorkerSettings, info: EngineInfo) -> tuple[str, Vocabulary]:
+    """As a worker whose model is loaded at once."""
+    check = TokenizerCheck(worker)
+    try:
+        return await check.against(info)
+    finally:
+        await check.stop()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -179,6 +188,26 @@ async def test_its_address_may_come_in_a_file_later(files: Path, address: str, t
     written.rename(file)
     fingerprint, _ = await asked
     assert len(fingerprint) == 64
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_service_is_asked_while_the_model_loads(files: Path, address: str) -> None:
+    before = asyncio.all_tasks()
+    check = TokenizerCheck(settings(files, address))
+    await asyncio.wait(asyncio.all_tasks() - before)  # it has asked, and nobody has said yet what the model is
+    fingerprint, _ = await check.against(MODEL)
+    assert len(fingerprint) == 64
+
+
+async def test_while_the_model_loads_the_service_may_take_any_time(tmp_path: Path) -> None:
+    file = tmp_path / "address.json"
+    waiting = WorkerSettings(model=str(DEMO), tokenizer_address_file=file, tokenizer_wait_seconds=1e-9)
+    before = asyncio.all_tasks()
+    check = TokenizerCheck(waiting)
+    assert not (await asyncio.wait(asyncio.all_tasks() - before, timeout=0.05))[0]
+    with pytest.raises(StartError, match="no tokenizer service has written it"):
+        await check.against(MODEL)
+    await check.stop()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tandem.tokenizer.chat.encoding import encode_runs
 from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
 from tandem.tokenizer.chat.origin import Alphabet, Foreign, Origin
-from tandem.tokenizer.chat.template import RenderError, render
+from tandem.tokenizer.chat.render_error import RenderError
+from tandem.tokenizer.chat.template import render
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from dataclasses import dataclass
 
@@ -10,19 +9,13 @@ import google.protobuf
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 
+from tandem.common.version import version
+
 HANDLING_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
 )
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-
-
-def version() -> str:
-    """Returns the version of the installed distribution."""
-    try:
-        return importlib.metadata.version("tandem-llm")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 @dataclass(slots=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc
+if TYPE_CHECKING:  # settings name these files, and are read before anything is connected
+    import grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class PeerFiles:
         """Returns the channel's credentials; None means a connection in plain text."""
         if not self.tls and self.ca is None:
             return None
+        import grpc
+
         return grpc.ssl_channel_credentials(*(_pem(path) for path in (self.ca, self.key, self.certificate)))
 
     def options(self) -> list[tuple[str, str | int]]:

@@ -17,12 +17,12 @@ import prometheus_client
 from tandem.common.core_lines import take_core_lines
 from tandem.common.errors import StartError
 from tandem.common.logs import configure_logging
-from tandem.common.metrics import version
 from tandem.common.server import RunningService
 from tandem.common.service import Lifecycle, Service
 from tandem.common.settings import ServerSettings, ServiceSettings
 from tandem.common.stop_signals import stop_on_end_of_stdin, stop_on_signals
 from tandem.common.tracing import start_tracing, stop_tracing
+from tandem.common.version import version
 
 __all__ = ["Lifecycle", "RunningService", "Server", "Service", "run_in_loop", "run_server", "run_service"]
 

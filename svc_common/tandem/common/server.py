@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 from google.protobuf.internal import api_implementation
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from tandem.common.addresses import check_bindable, is_loopback, join
 from tandem.common.base_server import BaseServer
@@ -105,6 +104,8 @@ class RunningService(BaseServer):
         add_health(self._health, self._server)
         self._service.register(self._server)
         if self._settings.reflection:
+            from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
             names = (self._service.name, *_names(self._service), HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         try:

@@ -29,7 +29,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from tandem.common.metrics import version
+from tandem.common.version import version
 
 S = TypeVar("S", bound="ServerSettings")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -62,19 +63,29 @@ def stop_on_end_of_stdin(lifecycle: Lifecycle) -> threading.Event:
     return ended
 
 
-def leave_with_parent() -> None:
-    """Ends this process, whatever it does, as soon as the parent closes our standard input."""
-    _when_stdin_ends(lambda: os._exit(0))
+def leave_with_parent() -> Callable[[], bytes]:
+    """Ends this process, whatever it does, as soon as the parent closes our standard input. Returns a function that
+    waits for the first line which the parent writes there, and returns it once."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    _when_stdin_ends(lambda: os._exit(0), lines.put)
+    return lines.get
 
 
-def _when_stdin_ends(act: Callable[[], None]) -> None:
-    """Calls `act` in a thread of its own when standard input ends."""
+def _when_stdin_ends(act: Callable[[], None], hear: Callable[[bytes], None] | None = None) -> None:
+    """Calls `act` in a thread of its own when standard input ends, and before that `hear` with its first line."""
 
     def watch() -> None:
+        heard, hears = b"", hear
         # Not through sys.stdin: the interpreter could not close it at its end while this thread reads.
         with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
+            while part := os.read(0, 4096):
+                if hears is None:
+                    continue
+                heard += part
+                line, whole, _ = heard.partition(b"\n")
+                if whole:
+                    hears(line)
+                    hears = None
         act()
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()

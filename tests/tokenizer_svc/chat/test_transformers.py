@@ -15,7 +15,8 @@ from tandem.client import ChatMessage, Conversation
 from tandem.client.conversations import chat_request
 from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
 from tandem.tokenizer.chat.json_text import read_question
-from tandem.tokenizer.chat.template import RenderError, render
+from tandem.tokenizer.chat.render_error import RenderError
+from tandem.tokenizer.chat.template import render
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.rpc.chat_validation import chat_question
 from tandem.tokenizer.settings import TokenizerSettings

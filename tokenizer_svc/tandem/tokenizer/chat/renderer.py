@@ -16,8 +16,8 @@ from tandem.common.cpu_time import cpu_seconds
 from tandem.common.errors import unavailable
 from tandem.tokenizer.chat.json_text import JsonTextError
 from tandem.tokenizer.chat.origin import Origin
+from tandem.tokenizer.chat.render_error import RenderError
 from tandem.tokenizer.chat.slots import CallerSlots
-from tandem.tokenizer.chat.template import RenderError
 
 _MEMORY = 512 << 20  # address space of a renderer, interpreter included
 _LINE_LIMIT = 256 << 20

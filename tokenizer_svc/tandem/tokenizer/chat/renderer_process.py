@@ -11,7 +11,8 @@ import resource
 import sys
 
 from tandem.tokenizer.chat.json_text import JsonTextError, read_question
-from tandem.tokenizer.chat.template import RenderError, render
+from tandem.tokenizer.chat.render_error import RenderError
+from tandem.tokenizer.chat.template import render
 
 
 def main() -> None:

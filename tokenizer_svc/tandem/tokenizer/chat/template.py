@@ -22,6 +22,7 @@ from jinja2.utils import Namespace
 from markupsafe import Markup
 
 from tandem.tokenizer.chat.origin import Alphabet, Foreign, Origin, on_plain_text
+from tandem.tokenizer.chat.render_error import RenderError
 
 # Filters that look at letters and signs, which private characters have none of.
 _FILTERS_OF_LETTERS = ("title", "capitalize", "wordcount", "urlencode", "striptags", "escape", "e", "forceescape")
@@ -30,11 +31,6 @@ _FILTERS_OF_LETTERS = ("title", "capitalize", "wordcount", "urlencode", "stripta
 # The roles that templates are written for. Some write a token around them ('<|' + message.role + '|>': Phi-3, GLM), so
 # they count as the template's own words. Any other role is the caller's.
 ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function", "ipython", "model", "observation"))
-
-
-class RenderError(ValueError):
-    """A template cannot be rendered with these messages; the error holds the template's own message, or what is wrong
-    with it."""
 
 
 def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin, str]]:

@@ -13,7 +13,7 @@ from tandem.tokenizer.arrays import NONE, Ids, joined
 from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInText
 from tandem.tokenizer.rpc.loaded import Loaded
 from tandem.tokenizer.rpc.pool import PoolFullError, WorkPool
-from tandem.tokenizer.rpc.validation import EncodeJob, PlainTexts, have_little, too_much_output
+from tandem.tokenizer.rpc.validation import EncodeJob, PlainTexts, have_little, plain_text, too_much_output
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.wire import PIECES, encoding_field, plain_encodings
@@ -31,21 +31,21 @@ class EncodeCalls:
 
     def __init__(self, settings: TokenizerSettings, pool: WorkPool) -> None:
         self._settings = settings
+        self._longest_at_once = min(settings.inline_bytes, settings.max_input_bytes)  # bytes of a text
         self._pool = pool
 
     def encode_little(self, loaded: Loaded, request: pb.EncodeRequest) -> bytes | None:
         """Returns the EncodeResponse where the ids alone of one small plain text are asked for, as nearly always; None
         where more is."""
-        plain = PlainTexts(min(self._settings.inline_bytes, self._settings.max_input_bytes))
-        inputs = [request.input]
-        if request.include_offsets or request.include_pieces or not have_little(inputs) or not plain.take(inputs):
+        plain = plain_text(request.input, self._longest_at_once)
+        if plain is None or request.include_offsets or request.include_pieces:
             return None
-        loaded.metrics.encoded_bytes.inc(plain.sizes[0])
-        ids = loaded.tokenizer.encode_segments((Segment(plain.texts[0]),), plain.add_special).id_array
+        text, size, add_special = plain
+        loaded.metrics.encoded_bytes.inc(size)
+        ids = loaded.tokenizer.encode_segments((Segment(text),), add_special).id_array
         loaded.metrics.input_tokens.observe(len(ids))
         _count(loaded, len(ids))
-        rest = pb.EncodeResponse(fingerprint=loaded.tokenizer.fingerprint)
-        return b"".join([*encoding_field(ids, len(ids)), rest.SerializeToString()])
+        return b"".join([*encoding_field(ids, len(ids)), loaded.fingerprint_field])
 
     async def encode(self, loaded: Loaded, job: EncodeJob, offsets: bool, pieces: bool) -> bytes:
         """Returns an EncodeResponse. Raises ServiceError."""

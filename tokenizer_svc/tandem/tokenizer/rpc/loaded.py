@@ -20,6 +20,7 @@ from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.rpc.metrics import NamedMetrics, TokenizerMetrics
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
 logger = logging.getLogger("tandem.tokenizer")
 
@@ -33,6 +34,7 @@ class Loaded:
     cache: EncodeCache
     metrics: NamedMetrics
     answer_format: Format | None  # of what the model says, as its chat template gives it away
+    fingerprint_field: bytes  # of an EncodeResponse
 
 
 class LoadedTokenizers:
@@ -117,7 +119,14 @@ class LoadedTokenizers:
         cache = EncodeCache(self._settings.encode_cache_bytes)
         if self._settings.encode_cache_bytes:
             tokenizer = tokenizer.with_cache(cache)
-        loaded = Loaded(name, tokenizer, cache, self._metrics.named(name, cache), format_of(template_of(tokenizer)))
+        loaded = Loaded(
+            name,
+            tokenizer,
+            cache,
+            self._metrics.named(name, cache),
+            format_of(template_of(tokenizer)),
+            pb.EncodeResponse(fingerprint=tokenizer.fingerprint).SerializeToString(),
+        )
         self._loaded.pop(name, None)
         self._loaded[name] = loaded
         logger.info(

@@ -19,9 +19,9 @@ from tandem.common.run_service import Lifecycle
 from tandem.tokenizer.chat.encoding import encode_runs
 from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.chat.json_text import JsonTextError
+from tandem.tokenizer.chat.render_error import RenderError
 from tandem.tokenizer.chat.renderer import ChatRenderer
 from tandem.tokenizer.chat.slots import CallerSlots, NoSlotError
-from tandem.tokenizer.chat.template import RenderError
 from tandem.tokenizer.rpc import validation
 from tandem.tokenizer.rpc.answer_guides import answer_guide, reasoning_ids
 from tandem.tokenizer.rpc.chat_validation import CHAT_POLICIES, chat_question

@@ -82,15 +82,10 @@ class PlainTexts:
     def take(self, inputs: Sequence[pb.EncodeInput]) -> bool:
         """Adds inputs. Returns False where one of them is of another kind, or wrong; then none of them counts."""
         for message in inputs:
-            segments = message.segments
-            if len(segments) != 1 or message.pair or message.HasField("truncation"):
+            plain = plain_text(message, self._longest)
+            if plain is None:
                 return False
-            segment = segments[0]
-            text = segment.text
-            size = len(text) if text.isascii() else len(text.encode())
-            if not 0 < size <= self._longest or segment.special_tokens not in _TEXT_POLICIES or segment.parse_ids:
-                return False
-            add_special = message.add_special or not message.HasField("add_special")
+            text, size, add_special = plain
             if add_special != self.add_special:
                 if self.texts:
                     return False
@@ -98,6 +93,20 @@ class PlainTexts:
             self.texts.append(text)
             self.sizes.append(size)
         return True
+
+
+def plain_text(message: pb.EncodeInput, longest: int) -> tuple[str, int, bool] | None:
+    """Returns the text of an input that is one text of at most `longest` bytes and nothing else, as in `PlainTexts`,
+    its bytes, and `add_special`; None for another input. Looks at one segment at most, however many there are."""
+    segments = message.segments
+    if len(segments) != 1 or message.pair or message.HasField("truncation"):
+        return None
+    segment = segments[0]
+    text = segment.text
+    size = len(text) if text.isascii() else len(text.encode())
+    if not 0 < size <= longest or segment.special_tokens not in _TEXT_POLICIES or segment.parse_ids:
+        return None
+    return text, size, message.add_special or not message.HasField("add_special")
 
 
 def have_little(inputs: Sequence[pb.EncodeInput]) -> bool:

@@ -14,8 +14,8 @@ from tandem.common.by_name import fields_of
 from tandem.common.callers import Metadata
 from tandem.common.contract import limit_violations
 from tandem.common.errors import ServiceError, invalid_argument
-from tandem.common.metrics import version
 from tandem.common.run_service import Lifecycle
+from tandem.common.version import version
 from tandem.inference.v1 import admin_pb2 as pb
 from tandem.inference.v1 import admin_pb2_grpc
 from tandem.limits.fields import limits_of

@@ -50,7 +50,7 @@ from tandem.worker.front.quarantine import Probation, Quarantine
 from tandem.worker.front.running import Running, request_digest
 from tandem.worker.front.streams import OutputStream
 from tandem.worker.front.supervisor import EngineSupervisor
-from tandem.worker.front.tokenizer_check import check_tokenizer, read_peer_files
+from tandem.worker.front.tokenizer_check import TokenizerCheck, read_peer_files
 from tandem.worker.front.validation import MOST_WHOLE, validate
 from tandem.worker.front.watchdog import Silence
 from tandem.worker.settings import WorkerSettings
@@ -156,15 +156,21 @@ class WorkerService:
         asks_tokenizer = bool(self.settings.tokenizer_address or self.settings.tokenizer_address_file)
         if asks_tokenizer:
             read_peer_files(self.settings)  # a wrong one is told before a model is loaded for minutes
+        check = TokenizerCheck(self.settings) if asks_tokenizer else None
         try:
             info = await self.supervisor.start()
+            if not info.row_invariant:
+                logger.warning(
+                    "on this machine a row's bits depend on the batch: the same request may get other tokens"
+                )
+            if check is not None:
+                self.fingerprint, self.vocabulary = await check.against(info)
+                self.supervisor.send_vocabulary(self.vocabulary)
         except EngineStartError as error:
             raise StartError(str(error)) from error
-        if not info.row_invariant:
-            logger.warning("on this machine a row's bits depend on the batch: the same request may get other tokens")
-        if asks_tokenizer:
-            self.fingerprint, self.vocabulary = await check_tokenizer(self.settings, info)
-            self.supervisor.send_vocabulary(self.vocabulary)
+        finally:
+            if check is not None:
+                await check.stop()
         if self._feed is not None:
             self._feed.start()
         logger.info(

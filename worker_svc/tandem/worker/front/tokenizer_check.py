@@ -1,10 +1,12 @@
-"""Asks the tokenizer service, once at start, whether it goes together with the model, and for its vocabulary."""
+"""Asks the tokenizer service, once at start, whether it goes together with the model, and for its vocabulary. It is
+asked while the model is loaded, and waited for once that is done."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import math
 import time
 
 import grpc
@@ -46,82 +48,99 @@ def _hint(code: grpc.StatusCode, plain: bool) -> str:
     return ""
 
 
-async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[str, Vocabulary]:
-    """Returns the tokenizer's fingerprint and the bytes of its ids; raises StartError if it does not answer in time or
-    has more ids than the model."""
-    address = await _address(settings)
-    credentials, metadata = read_peer_files(settings)
-    options = [*settings.tokenizer_peer().options(), *_RECONNECT]
-    if credentials is None:
-        opened = grpc.aio.insecure_channel(address, options)
-    else:
-        opened = grpc.aio.secure_channel(address, credentials, options)
-    async with opened as channel:
-        stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-        try:
-            response = await _answer(stub, address, settings, metadata)
-            pieces: list[bytes] = []
-            special_ids: list[int] = []
-            request = pb.DownloadVocabularyRequest(tokenizer=settings.tokenizer_name)
-            vocabulary = stub.DownloadVocabulary(request, timeout=settings.tokenizer_wait_seconds, metadata=metadata)
-            async for chunk in vocabulary:
-                special_ids += [chunk.first_id + i for i, kind in enumerate(chunk.types) if kind in _NO_TEXT]
-                pieces += chunk.pieces
-        except grpc.aio.AioRpcError as error:
-            raise StartError(
-                f"tokenizer_address {address}: {error.code().name}: {error.details()} "
-                f"(waited up to {settings.tokenizer_wait_seconds:g} s{_hint(error.code(), credentials is None)})"
-            ) from error
-    tokenizer = response.tokenizer
-    if tokenizer.vocabulary_size > info.vocabulary_size:
-        raise StartError(
-            f"vocabulary mismatch: tokenizer {tokenizer.name!r} at {address} has {tokenizer.vocabulary_size} ids, "
-            f"the model in {settings.model} only {info.vocabulary_size}"
-        )
-    if settings.tokenizer_fingerprint and settings.tokenizer_fingerprint != tokenizer.fingerprint:
-        raise StartError(
-            f"tokenizer {tokenizer.name!r} at {address} has fingerprint {tokenizer.fingerprint}, "
-            f"not tokenizer_fingerprint {settings.tokenizer_fingerprint}"
-        )
-    logger.info("tokenizer %s at %s: fingerprint %s", tokenizer.name, address, tokenizer.fingerprint)
-    return tokenizer.fingerprint, Vocabulary.of(pieces, special_ids)
+class TokenizerCheck:
+    """Asks from now on, in a task of its own."""
 
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._until = math.inf  # on the monotonic clock: how long the service may take to be there
+        self._answer = asyncio.create_task(self._ask())
 
-async def _address(settings: WorkerSettings) -> str:
-    """Returns the service's address, once it has written it where it is to be read from a file. Raises StartError."""
-    file = settings.tokenizer_address_file
-    if file is None:
-        return settings.tokenizer_address
-    until = time.monotonic() + settings.tokenizer_wait_seconds
-    while not file.exists():
-        if time.monotonic() >= until:
+    async def against(self, info: EngineInfo) -> tuple[str, Vocabulary]:
+        """Returns the tokenizer's fingerprint and the bytes of its ids; raises StartError if it does not answer in time
+        from now on, or has more ids than the model."""
+        settings = self._settings
+        self._until = time.monotonic() + settings.tokenizer_wait_seconds
+        address, tokenizer, vocabulary = await self._answer
+        if tokenizer.vocabulary_size > info.vocabulary_size:
             raise StartError(
-                f"tokenizer_address_file {file}: no tokenizer service has written it "
-                f"(waited up to {settings.tokenizer_wait_seconds:g} s)"
+                f"vocabulary mismatch: tokenizer {tokenizer.name!r} at {address} has {tokenizer.vocabulary_size} ids, "
+                f"the model in {settings.model} only {info.vocabulary_size}"
             )
-        await asyncio.sleep(_LOOK_SECONDS)
-    try:
-        return connectable(str(json.loads(file.read_text("utf-8"))["address"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise StartError(f"tokenizer_address_file {file}: it is not what a service's address_file is") from None
+        if settings.tokenizer_fingerprint and settings.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise StartError(
+                f"tokenizer {tokenizer.name!r} at {address} has fingerprint {tokenizer.fingerprint}, "
+                f"not tokenizer_fingerprint {settings.tokenizer_fingerprint}"
+            )
+        logger.info("tokenizer %s at %s: fingerprint %s", tokenizer.name, address, tokenizer.fingerprint)
+        return tokenizer.fingerprint, vocabulary
 
+    async def stop(self) -> None:
+        """Asks no more. May be called at any time."""
+        self._answer.cancel()
+        await asyncio.gather(self._answer, return_exceptions=True)
 
-async def _answer(
-    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, address: str, settings: WorkerSettings, metadata: Metadata
-) -> pb.GetTokenizerResponse:
-    """Asks until the service answers: it may start beside us. Raises the last reason why it did not, which a call that
-    waits for the connection by itself would not tell."""
-    request = pb.GetTokenizerRequest(tokenizer=settings.tokenizer_name)
-    until = time.monotonic() + settings.tokenizer_wait_seconds
-    told = 0.0
-    while True:
+    async def _ask(self) -> tuple[str, pb.Tokenizer, Vocabulary]:
+        settings = self._settings
+        address = await self._address()
+        credentials, metadata = read_peer_files(settings)
+        options = [*settings.tokenizer_peer().options(), *_RECONNECT]
+        if credentials is None:
+            opened = grpc.aio.insecure_channel(address, options)
+        else:
+            opened = grpc.aio.secure_channel(address, credentials, options)
+        async with opened as channel:
+            stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+            try:
+                tokenizer = await self._tokenizer(stub, address, metadata)
+                pieces: list[bytes] = []
+                special_ids: list[int] = []
+                request = pb.DownloadVocabularyRequest(tokenizer=settings.tokenizer_name)
+                timeout = settings.tokenizer_wait_seconds
+                async for chunk in stub.DownloadVocabulary(request, timeout=timeout, metadata=metadata):
+                    special_ids += [chunk.first_id + i for i, kind in enumerate(chunk.types) if kind in _NO_TEXT]
+                    pieces += chunk.pieces
+            except grpc.aio.AioRpcError as error:
+                raise StartError(
+                    f"tokenizer_address {address}: {error.code().name}: {error.details()} "
+                    f"(waited up to {settings.tokenizer_wait_seconds:g} s{_hint(error.code(), credentials is None)})"
+                ) from error
+        return address, tokenizer, Vocabulary.of(pieces, special_ids)
+
+    async def _address(self) -> str:
+        """Returns the service's address, once it has written it where it is to be read from a file. Raises
+        StartError."""
+        file = self._settings.tokenizer_address_file
+        if file is None:
+            return self._settings.tokenizer_address
+        while not file.exists():
+            if time.monotonic() >= self._until:
+                raise StartError(
+                    f"tokenizer_address_file {file}: no tokenizer service has written it "
+                    f"(waited up to {self._settings.tokenizer_wait_seconds:g} s)"
+                )
+            await asyncio.sleep(_LOOK_SECONDS)
         try:
-            return await stub.GetTokenizer(request, timeout=max(0.1, until - time.monotonic()), metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            now = time.monotonic()
-            if error.code() is not grpc.StatusCode.UNAVAILABLE or now >= until:
-                raise
-            if now - told >= _TELL_SECONDS:
-                told = now
-                logger.info("waiting for the tokenizer at %s: %s", address, error.details())
-            await asyncio.sleep(min(_AGAIN_SECONDS, until - now))
+            return connectable(str(json.loads(file.read_text("utf-8"))["address"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise StartError(f"tokenizer_address_file {file}: it is not what a service's address_file is") from None
+
+    async def _tokenizer(
+        self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, address: str, metadata: Metadata
+    ) -> pb.Tokenizer:
+        """Asks until the service answers: it may start beside us. Raises the last reason why it did not, which a call
+        that waits for the connection by itself would not tell."""
+        request = pb.GetTokenizerRequest(tokenizer=self._settings.tokenizer_name)
+        told = 0.0
+        while True:
+            left = min(self._settings.tokenizer_wait_seconds, self._until - time.monotonic())
+            try:
+                return (await stub.GetTokenizer(request, timeout=max(0.1, left), metadata=metadata)).tokenizer
+            except grpc.aio.AioRpcError as error:
+                now = time.monotonic()
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or now >= self._until:
+                    raise
+                if now - told >= _TELL_SECONDS:
+                    told = now
+                    logger.info("waiting for the tokenizer at %s: %s", address, error.details())
+                await asyncio.sleep(min(_AGAIN_SECONDS, self._until - now))

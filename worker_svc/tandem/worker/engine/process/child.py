@@ -1,5 +1,5 @@
-"""An engine's process as its parent sees it: made with little imported, so that the first engine loads while the front
-is still being imported."""
+"""An engine's process as its parent sees it: started with little imported and before anything is known about it, so
+that it imports what every engine needs while its front reads the settings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import tempfile
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tandem.worker.engine.process.config import EngineConfig, ProcessOptions
+from tandem.worker.engine.process.options import ProcessOptions
 from tandem.worker.engine.process.processes import kill_group
 from tandem.worker.engine.process.suspects import SuspectNote
+
+if TYPE_CHECKING:  # brings pydantic
+    from tandem.worker.engine.process.config import EngineConfig
 
 _CACHED_SHAPES = 128  # of each kind of product
 _LONGEST_FOLDER = 100  # bytes: a socket's path has 107 at most
@@ -27,22 +31,17 @@ _OTHER_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where TMPDIR c
 class EngineChild:
     """A process that becomes an engine, the path of the socket that it will speak through, and its note of suspects."""
 
-    def __init__(self, config: EngineConfig, *, log_format: str, log_level: str) -> None:
-        """Starts it. It leaves when this process does. Raises OSError: no descriptors, memory, processes or folder are
-        left."""
+    def __init__(self) -> None:
+        """Starts it. It waits for `begin`, and leaves when this process does. Raises OSError: no descriptors, memory,
+        processes or folder are left."""
         self.note = SuspectNote()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         try:
             self._folder = socket_folder()
             self.endpoint = f"ipc://{Path(self._folder.name, 'engine')}"
-            options = ProcessOptions(self.endpoint, self.note.descriptor, log_format, log_level, config.model_dump())
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [
-                    sys.executable,
-                    "-m",
-                    "tandem.worker.engine.process.main",
-                    msgspec.json.encode(options).decode(),
-                ],
+                [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "tandem.worker.engine.process.main"],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 pass_fds=(self.note.descriptor,),
                 start_new_session=True,  # the terminal's Ctrl-C is for the front, which drains first
@@ -53,6 +52,13 @@ class EngineChild:
             raise
         self._code: Future[int] = Future()
         threading.Thread(target=self._wait, name="engine's end", daemon=True).start()
+
+    def begin(self, config: EngineConfig, *, log_format: str, log_level: str) -> None:
+        """Tells it which engine it is. Called once."""
+        options = ProcessOptions(self.endpoint, self.note.descriptor, log_format, log_level, config.model_dump())
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `ended` tells
+            self._process.stdin.write(msgspec.json.encode(options) + b"\n")
 
     @property
     def pid(self) -> int:

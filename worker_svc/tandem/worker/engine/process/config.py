@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.worker.engine.guides.limits import (
@@ -147,13 +146,3 @@ class EngineConfig(BaseModel):
 
 class BuildError(ValueError):
     """The configuration does not go together with the model or the machine; one line."""
-
-
-class ProcessOptions(msgspec.Struct):
-    """The one command-line argument of the engine process, as JSON."""
-
-    endpoint: str
-    note: int  # descriptor of the `SuspectNote`
-    log_format: str
-    log_level: str
-    config: dict[str, str | int | float | bool]

@@ -128,7 +128,8 @@ class ProcessEngine:
 
     def _connect(self, receive: Receiver, progress: Progress) -> None:
         if self._child is None:
-            self._child = EngineChild(self._config, log_format=self._log_format, log_level=self._log_level)
+            self._child = EngineChild()
+            self._child.begin(self._config, log_format=self._log_format, log_level=self._log_level)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)

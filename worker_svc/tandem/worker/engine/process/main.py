@@ -8,19 +8,20 @@ its end of file is the one signal that even SIGKILL sends.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
-import sys
 
 import msgspec
 import zmq
 
 from tandem.common.logs import configure_logging
 from tandem.common.stop_signals import leave_with_parent
-from tandem.worker.engine.process.config import EngineConfig, ProcessOptions
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.process.messages import Inbound, Outbound
+from tandem.worker.engine.process.options import ProcessOptions
 from tandem.worker.engine.process.suspects import SuspectNote
-from tandem.worker.engine.process.torch_import import import_torch
+from tandem.worker.engine.process.torch_import import gpu_may_be_here, import_torch
 
 logger = logging.getLogger("tandem.worker.engine")
 
@@ -52,9 +53,14 @@ class _ZmqTransport:
 
 
 def main() -> int:
-    """Runs `python -m tandem.worker.engine.process.main OPTIONS`, started by the front only."""
-    leave_with_parent()
-    options = msgspec.json.decode(sys.argv[1], type=ProcessOptions)
+    """Runs `python -m tandem.worker.engine.process.main`, started by the front only, which writes `ProcessOptions`
+    into our standard input as soon as it knows them."""
+    first_line = leave_with_parent()
+    gc.disable()  # until all is imported, which stays
+    if not gpu_may_be_here():  # else the options decide how torch is imported
+        import_torch("cpu")
+        importlib.import_module("tandem.worker.engine.process.loop")
+    options = msgspec.json.decode(first_line(), type=ProcessOptions)
     configure_logging(options.log_format, options.log_level, "tandem-engine")
     config = EngineConfig.model_validate(options.config)
     logger.debug("engine process %d: %s", os.getpid(), options.config)
@@ -62,8 +68,9 @@ def main() -> int:
     import_torch(config.device).set_grad_enabled(False)
     from tandem.worker.engine.process.loop import leaving_without_memory, run_engine
 
-    # The modules stay: with torch among them, one full pass of the collector stops the steps for 0.2 s.
+    # With torch among them, one full pass of the collector would stop the steps for 0.2 s.
     gc.freeze()
+    gc.enable()
     front = _ZmqTransport(options.endpoint)
     note = SuspectNote(options.note).write
     if config.tensor_parallel == 1:

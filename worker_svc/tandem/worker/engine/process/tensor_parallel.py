@@ -36,9 +36,10 @@ import torch.distributed as dist
 
 from tandem.common.logs import configure_logging
 from tandem.common.stop_signals import leave_with_parent
-from tandem.worker.engine.process.config import EngineConfig, ProcessOptions
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.process.loop import Transport, leaving_without_memory, run_engine
 from tandem.worker.engine.process.messages import Inbound, Outbound
+from tandem.worker.engine.process.options import ProcessOptions
 from tandem.worker.engine.process.processes import RANK_KILLED, crashed, describe_end
 from tandem.worker.model.parallel import Ranks
 

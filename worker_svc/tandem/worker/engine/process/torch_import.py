@@ -34,9 +34,14 @@ class _Deferred(ModuleType):
         return getattr(sys.modules[self.__name__], name)
 
 
+def gpu_may_be_here() -> bool:
+    """Tells whether the system has a device that CUDA may find: its driver's own, or that of WSL."""
+    return any(next(Path("/dev").glob(name), None) for name in ("nvidia*", "dxg"))
+
+
 def import_torch(device: str) -> ModuleType:
     """Imports and returns torch: whole where it is to compute on a GPU, or may find one."""
-    gpu = not device.startswith("cpu") and (device != "auto" or any(Path("/dev").glob("nvidia*")))
+    gpu = not device.startswith("cpu") and (device != "auto" or gpu_may_be_here())
     tried = importlib.metadata.version("torch").startswith(TRIED_WITH)
     if tried and not gpu and "torch" not in sys.modules:
         sys.modules.update((name, _Deferred(name)) for name in _DEFERRED)

@@ -20,8 +20,8 @@ from smg_grpc_proto.generated import common_pb2 as common
 from tandem.common.callers import Metadata
 from tandem.common.errors import invalid_argument, unimplemented
 from tandem.common.message_limits import Limit, MessageLimits
-from tandem.common.metrics import version
 from tandem.common.run_service import Lifecycle
+from tandem.common.version import version
 from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import Kind, limits_of
