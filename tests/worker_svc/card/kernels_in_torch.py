@@ -371,14 +371,12 @@ def _plain(a: Any, grid: Grid) -> None:
 def _route(a: Any, grid: Grid) -> None:
     assert a.logits.shape == (grid[0], a.experts) and a.experts <= a.E_PAD and a.T_PAD >= a.PER_ROW
     score: Any = ("softmax", "sigmoid", "mixer")[a.SCORE]
-    shares, chosen = choose(
-        a.logits, a.bias if a.BIASED else None,
-        Experts(
-            a.experts, a.PER_ROW, 1, a.NORMALIZED, (), score, a.BIASED, a.GROUPS, a.GROUPS_PER_ROW, a.scale, a.jitter,
-            best_of_group=a.BEST,
-        ),
-        a.weights if a.WEIGHED else None,
+    rules = Experts(
+        a.experts, a.PER_ROW, 1, a.NORMALIZED, (), score, a.BIASED, a.GROUPS, a.GROUPS_PER_ROW, a.scale, a.jitter,
+        best_of_group=a.BEST,
     )  # fmt: skip
+    weights = a.weights if a.WEIGHED else None
+    shares, chosen = choose(a.logits, a.bias if a.BIASED else None, weights, rules)
     a.shares.copy_(shares)
     a.chosen.copy_(chosen)
 
