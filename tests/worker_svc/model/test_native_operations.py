@@ -288,15 +288,26 @@ STATES = {
 BESIDE = {"mixing_multiplier": 0.75, "gate_multiplier": 1.5, "feed_forward_multiplier": 0.5}
 
 
-@pytest.mark.parametrize(("name", "kind"), [*zip(STATES, (*KINDS, KINDS[1]), strict=True), ("a convolution", None)])
+ODD = 44  # an intermediate size that the call does not serve
+_KIND_OF = [*zip(STATES, (*KINDS, KINDS[1]), strict=True), ("a convolution", None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "inner"), [*((*each, None) for each in _KIND_OF), *((name, None, ODD) for name in STATES)]
+)
 def test_a_layer_with_a_state_in_one_call_has_the_bits_of_one_in_pieces(
-    name: str, kind: Quantization | None, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: Quantization | None, inner: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = BESIDE if isinstance(states_of := STATES[name], Mamba) and states_of.beside_attention else {}
     config = replace(llama("tiny", 128), num_layers=3, recurrence=states_of, **beside)
+    config = replace(config, intermediate_size=inner or config.intermediate_size)
     checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)
     model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)
-    assert all(layer.compiled is not None and not layer.compiled.ends_early for layer in model.layers)  # type: ignore[union-attr]
+    calls = [layer.compiled for layer in model.layers]  # type: ignore[union-attr]
+    if inner is None:
+        assert all(call is not None and not call.ends_early for call in calls)  # type: ignore[union-attr]
+    else:  # what has its feed-forward part behind both cannot go on behind a call
+        assert all(call is None if beside else call.ends_early for call in calls)  # type: ignore[union-attr]
     shape = CacheShape(config.cache_heads, 8, 16, kv_format("auto", torch.bfloat16))
     tokens = np.arange(1, 60, dtype=np.int32)
     answers, states = [], []

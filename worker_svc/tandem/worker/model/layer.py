@@ -77,6 +77,8 @@ class Step:
 class Layer(torch.nn.Module):
     """Attention and feed-forward, each with its norm and residual."""
 
+    _goes_on = True  # `forward` computes the feed-forward part behind a call that ends before it
+
     def __init__(
         self,
         config: ModelConfig,
@@ -245,19 +247,19 @@ class Layer(torch.nn.Module):
             vectors = [None, vectors[0], None, vectors[2]]
         norms = LayerNorms(config.stream_eps, config.norm == "layer", *vectors)
         feeding = None if behind_the_call(config, number) else self._feeding()
-        mixing, parallel = self._mixing(), config.parallel and self._feeds
+        mixing = self._mixing()
         if config.mixes(number) and not any(mixing):
             return None
         if feeding is not None:
             whole = CompiledLayer.of(
                 *(config.hidden_size, *mixing, feeding, Behind.IN_THE_CALL, norms),
-                parallel=parallel,
+                parallel=config.parallel and self._feeds,
                 given=self._given(),
                 by=None if self.scale is None else self.scale.weight,
             )
-            if whole is not None or parallel:
+            if whole is not None:
                 return whole
-        if not any(mixing):
+        if not any(mixing) or (self._feeds and not self._goes_on):
             return None
         return CompiledLayer.of(
             config.hidden_size, *mixing, None, Behind.THE_CALLERS if self._feeds else Behind.NOTHING, norms

@@ -100,6 +100,8 @@ class LatentLayer(Layer):
 class BesideLayer(Layer):
     """Attention and a state on the same norm of the stream, and a feed-forward part behind both."""
 
+    _goes_on = False
+
     def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super()._make_mixing(config, index, dtype)
         assert isinstance(config.recurrence, Mamba)
@@ -159,6 +161,8 @@ class FeedForwardLayer(Layer):
 
 class ParallelLayer(Layer):
     """Attention and feed-forward on the same norm of the stream."""
+
+    _goes_on = False
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
