@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+gc.disable()  # until all tests are imported: see `pytest_collection_finish`
 
 # No property fails because the machine is busy: no deadline for an example, none for making inputs.
 # `TANDEM_EXAMPLES` makes it longer; 1000 is what a release is tried with. In continuous integration the examples are
@@ -58,6 +61,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is no name to find a test by: give its values ids")
         if item.nodeid.startswith(left_out):
             item.add_marker(pytest.mark.exhaustive)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: a million objects, that are not looked through again for what could go."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Extensions report as leaked what the interpreter cannot free at its end."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

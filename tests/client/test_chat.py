@@ -166,9 +166,8 @@ def test_the_synchronous_client_reads_alike(servers: ServersThread) -> None:
 
 
 def test_one_message_and_its_answer(servers: ServersThread) -> None:
-    for arguments, given in ((["Hi"], None), (["-"], "Hi"), ([], "Hi")):
-        options = {} if given is None else {"input": given}
-        done = tandem(servers, "chat", *arguments, "--system", "Be brief", "--seed", "0", **options)
+    for arguments, given in ((["Hi"], ""), (["-"], "Hi"), ([], "Hi")):
+        done = tandem(servers, "chat", *arguments, "--system", "Be brief", "--seed", "0", given=given)
         assert (done.returncode, done.stdout, done.stderr) == (0, TEXT, "")
     expected = prompt_of(("system", "Be brief"), ("user", "Hi"))
     assert [list(seen.request.prompt_ids) for seen in servers.worker.seen] == [expected] * 3

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests import prepared
 from tests.client.fakes import BOS, EOS, TEXT, ServersThread, ids_of_text
 
 # sys.executable is written out, so that nothing depends on PATH.
@@ -31,13 +32,9 @@ def environment(servers: ServersThread | None, **more: str) -> dict[str, str]:
     return {**os.environ, "COLUMNS": "200", **addresses, **more}
 
 
-def tandem(servers: ServersThread | None, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
-    if options["stdin"] is None:
-        del options["stdin"]
-    return subprocess.run(
-        [*TANDEM, *arguments], env=environment(servers), capture_output=True, encoding="utf-8", timeout=60, **options
-    )
+def tandem(servers: ServersThread | None, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """A command, and what it is given as standard input."""
+    return prepared.run("tandem.client.cli", *arguments, environment=environment(servers), stdin=given)
 
 
 def test_generate_prints_exactly_the_completion(servers: ServersThread) -> None:
@@ -47,7 +44,14 @@ def test_generate_prints_exactly_the_completion(servers: ServersThread) -> None:
 
 def test_generate_reads_a_prompt_from_a_pipe_and_shows_statistics_apart(servers: ServersThread) -> None:
     for arguments in (["-"], []):
-        done = tandem(servers, "generate", *arguments, "--stats", "-n", "5", "--seed", "0", input="Hello\nwörld")
+        done = subprocess.run(
+            [*TANDEM, "generate", *arguments, "--stats", "-n", "5", "--seed", "0"],
+            env=environment(servers),
+            input="Hello\nwörld",
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
+        )
         assert (done.returncode, done.stdout) == (0, TEXT[:5])
         assert "finish reason  max_tokens" in done.stderr and "ms a token" in done.stderr
         assert "prompt  13 tokens" in done.stderr
@@ -238,7 +242,7 @@ def test_tokenize_shows_ids_pieces_and_counts(servers: ServersThread) -> None:
     assert rows[1][2] == "'a'"
     assert done.stdout.endswith("4 tokens, 2 characters, 3 bytes\n")
     assert tandem(servers, "tokenize", "aä", "--ids", "--no-add-special").stdout == "100 198 167\n"
-    as_json = json.loads(tandem(servers, "tokenize", "-", "--json", input="aä").stdout)
+    as_json = json.loads(tandem(servers, "tokenize", "-", "--json", given="aä").stdout)
     assert as_json["ids"] == [BOS, *ids_of_text("aä")]
     assert as_json["tokens"] == 4
     assert bytes.fromhex("".join(as_json["pieces_hex"])).decode() == "aä"
@@ -247,14 +251,14 @@ def test_tokenize_shows_ids_pieces_and_counts(servers: ServersThread) -> None:
 def test_tokenize_encodes_a_file_of_pairs(servers: ServersThread, tmp_path: Path) -> None:
     pairs = [["a", "bä"], ["", "c\n"], ["🚀", "d"]] * 100
     lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
-    done = tandem(servers, "tokenize", "--pairs", "-", "--ids", input=lines)
+    done = tandem(servers, "tokenize", "--pairs", "-", "--ids", given=lines)
     expected = [[BOS, *ids_of_text("".join(pair))] for pair in pairs]
     assert [[int(one) for one in line.split()] for line in done.stdout.splitlines()] == expected
     (tmp_path / "pairs.jsonl").write_text(lines)
     done = tandem(servers, "tokenize", "--pairs", str(tmp_path / "pairs.jsonl"))
     assert [json.loads(line)["ids"] for line in done.stdout.splitlines()] == expected
     for broken in ('["a"]', '["a", 1]', "a b", '{"a": "b"}', ""):
-        done = tandem(servers, "tokenize", "--pairs", "-", input=f'["a", "b"]\n{broken}\n')
+        done = tandem(servers, "tokenize", "--pairs", "-", given=f'["a", "b"]\n{broken}\n')
         assert (done.returncode, done.stderr) == (1, "error: --pairs -: line 2 is no JSON list of two texts\n")
     assert tandem(servers, "tokenize", "--pairs", "none").stderr == "error: --pairs none: No such file or directory\n"
     assert tandem(servers, "tokenize", "x", "--pairs", "-").returncode == 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from tandem.client.cli.connection_flags import CONNECTION_FLAGS, _credentials
 from tandem.client.cli.terminal import CommandError
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+from tests import prepared
 from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text
 
 pytest.importorskip("cryptography", reason="certificates for the tests are made with it")
@@ -134,11 +133,9 @@ async def test_credentials_that_cannot_work_are_named(tmp_path: Path) -> None:
 
 async def command(*arguments: str) -> tuple[int | None, str, str]:
     """Exit code, standard output and standard error of `tandem ARGUMENTS`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tandem.client", *arguments, stdout=PIPE, stderr=PIPE, env={"NO_COLOR": "1", "PATH": ""}
-    )
-    out, errors = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, out.decode(), errors.decode()
+    environment = {"NO_COLOR": "1", "PATH": ""}
+    done = await asyncio.to_thread(prepared.run, "tandem.client.cli", *arguments, environment=environment)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def test_every_command_connects_by_mutual_tls_with_a_token(authority: Authority, tmp_path: Path) -> None:

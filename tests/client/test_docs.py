@@ -11,8 +11,6 @@ import doctest
 import inspect
 import io
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from tandem.client import AsyncClient, AsyncStream, Client, Stream, errors, para
 from tandem.client.batches import AsyncBatches
 from tandem.client.calling import Calling
 from tandem.client.plan import GenerationPlan
+from tests import prepared
 from tests.client.fakes import ServersThread
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -36,7 +35,7 @@ def test_samples_run(servers: ServersThread, name: str) -> None:
         compile(code, "snippet", "exec")
         return
     code = code.replace("localhost:50051", servers.tokenizer_address).replace("localhost:50052", servers.worker_address)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60)
+    done = prepared.run("tests.prepared", code)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

@@ -12,8 +12,8 @@ import pytest
 from tandem.client.cli.models_at_hand import pulled
 from tandem.client.cli.services import find_model
 from tandem.client.cli.terminal import CommandError
+from tests import prepared
 from tests.client.hub import COMMIT, Hub
-from tests.client.test_cli import TANDEM
 
 pytest.importorskip("huggingface_hub", reason="needs huggingface_hub, of the extra pull")
 
@@ -45,10 +45,7 @@ def pull(hub: Hub, *arguments: str, **more: str) -> subprocess.CompletedProcess[
     home = Path(os.environ["TANDEM_MODELS"]).parent
     environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(home / "hf"), **more}
     environment.pop("HF_HUB_OFFLINE", None)
-    return subprocess.run(
-        [*TANDEM, "pull", *arguments],
-        env=environment, capture_output=True, encoding="utf-8", timeout=120, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    return prepared.run("tandem.client.cli", "pull", *arguments, environment=environment)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

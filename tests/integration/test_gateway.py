@@ -272,5 +272,5 @@ async def test_nothing_is_served_unless_it_is_asked_for(random_llama: Path, tmp_
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub(plain).HealthCheck(vllm.HealthCheckRequest())
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    code, stderr = failed_start(tmp_path, "--model", str(random_llama), "--page-events")
+    code, stderr = failed_start("--model", str(random_llama), "--page-events")
     assert code and "page_events needs gateway" in stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from tandem.client import (
     UnavailableError,
     WorkerState,
 )
+from tests import prepared
 from tests.integration.worker_process import running_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,11 +44,8 @@ async def address(token: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 async def command(*arguments: str) -> tuple[int | None, str, str]:
     """Exit code, standard output and standard error of `tandem ARGUMENTS`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tandem.client", *arguments, stdout=PIPE, stderr=PIPE
-    )
-    out, errors = await asyncio.wait_for(process.communicate(), 120)
-    return process.returncode, out.decode(), errors.decode()
+    done = await asyncio.to_thread(prepared.run, "tandem.client.cli", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def test_a_drained_worker_finishes_what_it_has_and_takes_requests_again(address: str, token: Path) -> None:

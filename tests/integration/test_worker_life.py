@@ -213,7 +213,7 @@ def test_a_broken_checkpoint_ends_the_start_with_one_clear_line(random_llama: Pa
     folder = tmp_path / "model"
     shutil.copytree(random_llama, folder)
     damage(folder)
-    code, stderr = failed_start(tmp_path, "--model", str(folder), "--engine=thread", "--log-level=error")
+    code, stderr = failed_start("--model", str(folder), "--engine=thread", "--log-level=error")
     assert code == 1
     assert words.lower() in stderr.lower()
     assert "Traceback" not in stderr
@@ -229,7 +229,7 @@ def test_a_pickle_that_is_not_weights_is_never_run(tmp_path: Path):
     folder.mkdir()
     (folder / "params.json").write_text('{"dim": 64, "n_layers": 1, "n_heads": 2, "vocab_size": 8, "norm_eps": 1e-5}')
     torch.save({"tok_embeddings.weight": Evil()}, folder / "consolidated.00.pth")
-    code, stderr = failed_start(tmp_path, "--model", str(folder), "--engine=thread", "--log-level=error")
+    code, stderr = failed_start("--model", str(folder), "--engine=thread", "--log-level=error")
     assert code == 1
     assert not (tmp_path / "executed").exists()
     assert "consolidated.00.pth" in stderr
@@ -241,13 +241,13 @@ def test_settings_that_do_not_go_together_are_refused(random_llama: Path, tmp_pa
         (("--kv-cache-tokens=64",), "kv_cache_tokens"),
         (("--device=tpu",), "tpu"),
     ]:
-        code, stderr = failed_start(tmp_path, "--model", str(random_llama), "--engine=thread", *flags)
+        code, stderr = failed_start("--model", str(random_llama), "--engine=thread", *flags)
         assert code == 1
         assert words in stderr
-    code, stderr = failed_start(tmp_path, "--model", str(random_llama), "--max-batch-tokens=-3")
+    code, stderr = failed_start("--model", str(random_llama), "--max-batch-tokens=-3")
     assert code == 2
     assert "max-batch-tokens" in stderr
-    code, stderr = failed_start(tmp_path)
+    code, stderr = failed_start()
     assert code == 2
     assert "model" in stderr
 
@@ -259,7 +259,6 @@ async def test_a_tokenizer_with_more_ids_than_the_model_ends_the_start(
     async with service_process("tandem.tokenizer", tmp_path, "--tokenizer", str(tokenizer)) as (address, _):
         code, stderr = await asyncio.to_thread(
             failed_start,
-            tmp_path,
             "--model",
             str(random_llama),
             "--tokenizer-address",
@@ -286,6 +285,6 @@ async def test_a_worker_learns_its_tokenizers_fingerprint(shared_data: Path, tmp
 
 def test_a_tokenizer_service_that_does_not_come_ends_the_start(random_llama: Path, tmp_path: Path):
     flags = ("--tokenizer-address=127.0.0.1:1", "--tokenizer-wait-seconds=0.5", "--engine=thread")
-    code, stderr = failed_start(tmp_path, "--model", str(random_llama), *flags)
+    code, stderr = failed_start("--model", str(random_llama), *flags)
     assert code == 1
     assert "127.0.0.1:1" in stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import grpc
 
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.worker.__main__ import main
+from tests import prepared
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 START_SECONDS = 120  # a bound for a machine under load, not an expectation
@@ -149,23 +148,7 @@ async def running_worker(
         yield Worker(address, channel, process)
 
 
-# Starts that fail are many, and most of what one costs is to import torch: they are forked from a process that has it.
-_prepared = multiprocessing.get_context("forkserver")
-_prepared.set_forkserver_preload(["tandem.worker.__main__", "tandem.worker.engine.process.build"])
-
-
-def _start(flags: Sequence[str], stderr: Path) -> None:
-    with stderr.open("wb") as file:
-        os.dup2(file.fileno(), 2)
-    sys.argv = ["tandem-worker", *flags]
-    raise SystemExit(main())
-
-
-def failed_start(folder: Path, *flags: str) -> tuple[int, str]:
-    """Exit code and standard error of a worker that should not start; `folder` is for a file of its own."""
-    stderr = folder / "stderr"
-    process = _prepared.Process(target=_start, args=(flags, stderr))
-    process.start()
-    process.join(START_SECONDS)
-    assert process.exitcode is not None, "it did not end"
-    return process.exitcode, stderr.read_text()
+def failed_start(*flags: str) -> tuple[int, str]:
+    """Exit code and standard error of a worker that should not start."""
+    done = prepared.run("tandem.worker.__main__", *flags)
+    return done.returncode, done.stderr
