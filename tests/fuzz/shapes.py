@@ -57,6 +57,9 @@ FIELDS: dict[str, tuple[int, ...]] = {
     "qk_nope_head_dim": (1, 2, 8, 9, 16, 24, 64),
     "qk_rope_head_dim": (2, 4, 6, 8, 16, 32),
     "v_head_dim": (1, 2, 8, 9, 16, 24, 64),
+    "index_topk": (1, 2, 5, 16, 17, 40),
+    "index_head_dim": (32, 34, 36, 40, 64, 100),
+    "index_n_heads": (16, 17, 20, 32),  # with few, scores may be equal, of which transformers takes any
 }
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 CHOSEN = ("num_experts_per_tok", "top_k_experts")

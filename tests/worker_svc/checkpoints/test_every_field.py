@@ -146,6 +146,11 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": MODELS["glm4 moe, groups, norms, scaled"],
     "deepseek_v2": MODELS["deepseek v2, groups, no latent of queries"],
     "deepseek_v3": MODELS["deepseek v3"],
+    "deepseek_v32": MODELS["deepseek v3.2"],
+    "glm_moe_dsa": (
+        "GlmMoeDsa",
+        MODELS["glm moe dsa"][1] | {"num_hidden_layers": 4, "index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ),
     "glm4_moe_lite": MODELS["glm4 moe lite, kinds that are listed"],
     "youtu": MODELS["youtu"],
     "minicpm3": MODELS["minicpm3"],
@@ -190,7 +195,7 @@ IDLE = {
     "llama": {"layer_types"},
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
-    "deepseek_v3": {"num_nextn_predict_layers"},
+    **{key: {"num_nextn_predict_layers"} for key in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")},
     # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
     "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},  # the layers are listed
@@ -230,6 +235,9 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
         write(file, config)
     if name == "smollm3":
         config.pop("no_rope_layers")  # or else no_rope_layer_interval would not be looked at
+        write(file, config)
+    if name in ("deepseek_v32", "glm_moe_dsa"):  # or else the numbers that the lists come from would not be looked at
+        config = {key: value for key, value in config.items() if key not in ("mlp_layer_types", "indexer_types")}
         write(file, config)
     before = served(tmp_path)
     assert isinstance(before, Served), before

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
@@ -91,6 +92,43 @@ def yarn(factor: float, scale: float, beta_fast: float = 32) -> dict[str, Any]:
 
 
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def indexer(heads: int) -> dict[str, Any]:
+    return {"index_head_dim": 128, "index_n_heads": heads, "index_topk": 2048}
+
+
+def glm5(theta: int, context: int, **more: Any) -> dict[str, Any]:
+    return described(
+        "GlmMoeDsa",
+        "glm_moe_dsa",
+        **sizes(154880, 6144, 12288, 78, 64, 64, context)
+        | {"bos_token_id": 0, "eos_token_id": [154820, 154827, 154829]},
+        **latents(2048, 192, 256),
+        **indexer(32),
+        ep_size=1,
+        first_k_dense_replace=3,
+        indexer_rope_interleave=True,
+        moe_intermediate_size=2048,
+        moe_layer_freq=1,
+        n_group=1,
+        n_routed_experts=256,
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        num_experts_per_tok=8,
+        num_nextn_predict_layers=1,
+        pad_token_id=154820,
+        pretraining_tp=1,
+        qk_head_dim=256,
+        rms_norm_eps=1e-5,
+        rope_interleave=True,
+        rope_parameters={"rope_theta": theta, "rope_type": "default"},
+        routed_scaling_factor=2.5,
+        scoring_func="sigmoid",
+        topk_group=1,
+        topk_method="noaux_tc",
+        **more,
+    )
 
 
 def gpt_oss(layers: int, experts: int) -> dict[str, Any]:
@@ -707,6 +745,40 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         671.0,
     ),
+    "DeepSeek-V3.2": (
+        deepseek(
+            "DeepseekV32",
+            "deepseek_v32",
+            sizes(129280, 7168, 18432, 61, 128, 128, 163840) | {"bos_token_id": 0, "eos_token_id": 1},
+            (256, 8, 2048, 1),
+            **latents(1536),
+            **indexer(64),
+            ep_size=1,
+            first_k_dense_replace=3,
+            n_group=8,
+            norm_topk_prob=True,
+            num_nextn_predict_layers=1,
+            quantization_config=FP8 | {"scale_fmt": "ue8m0"},
+            rope_scaling=yarn(40, 1.0),
+            rope_theta=10000,
+            routed_scaling_factor=2.5,
+            scoring_func="sigmoid",
+            topk_group=4,
+            topk_method="noaux_tc",
+        ),
+        671.9,
+    ),
+    "GLM-5": (glm5(1000000, 202752), 743.9),
+    "GLM-5.2": (
+        glm5(
+            *(8000000, 1048576),
+            index_skip_topk_offset=3,
+            index_topk_freq=4,
+            index_topk_pattern=None,
+            index_share_for_mtp_iteration=True,
+        ),
+        743.4,
+    ),
     "Kimi-K2-Instruct": (
         deepseek(
             "DeepseekV3",
@@ -956,6 +1028,30 @@ def test_a_published_config_has_the_parameters_that_its_model_is_said_to_have(na
     assert parameters / 1e9 == pytest.approx(billions, rel=0.02)
     _, stored = places_with_latents(config, config.tensor_shapes(), architecture.stored_name)
     assert sum(math.prod(shape) for shape in stored.values()) == parameters
+
+
+def test_layers_that_share_what_is_chosen_are_those_that_are_listed_drawn_or_come_again() -> None:
+    published = PUBLISHED["GLM-5.2"][0]
+    listed = {0, 1, 2, *range(6, 78, 4)}  # as its file says beside the numbers that they come from
+    kinds = ["full" if layer in listed else "shared" for layer in range(78)]
+    ways = {"indexer_types": kinds}, {"index_topk_pattern": "".join(kind[0].upper() for kind in kinds)}, {}
+    for way in ways:
+        fields = Fields(Path("config.json"), published | way)
+        indexer_of = read_config(fields, architecture_of(fields), tied=False).indexer
+        assert indexer_of is not None
+        assert set(indexer_of.layers) == listed
+    for field, value in (
+        ("indexer_types", kinds[1:]),
+        ("indexer_types", ["shared", *kinds[1:]]),
+        ("index_topk_pattern", "X" * 78),
+        ("layer_types", ["full_attention"] * 78),
+        ("indexer_rope_interleave", False),
+        ("q_lora_rank", None),
+        ("index_head_dim", 32),
+    ):
+        fields = Fields(Path("config.json"), published | {field: value})
+        with pytest.raises(CheckpointError, match=field):
+            read_config(fields, architecture_of(fields), tied=False)
 
 
 def test_the_page_has_the_table_that_the_code_gives(repository: Path) -> None:

@@ -21,10 +21,11 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.checkpoint import Checkpoint
 from tandem.worker.model.cpu import native
 from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.linear import Linear
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, randomized, some_ids
-from tests.worker_svc.model.test_architectures import GPT_OSS, saved
+from tests.worker_svc.model.test_architectures import GPT_OSS, MODELS, saved
 
 Parts = dict[str, torch.Tensor]
 FLOAT8 = torch.float8_e4m3fn
@@ -149,7 +150,8 @@ def save_stored(folder: Path, name: str, reference: Any = None) -> Any:
     )
     reference.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    for full in [full for full in tensors if "_proj" in full]:
+    matrices = [full for full in tensors if "_proj" in full or ".indexer.w" in full]
+    for full in [full for full in matrices if "weights_proj" not in full]:
         parts, stored = make(tensors.pop(full))
         reference.get_parameter(full).data.copy_(stored)
         tensors |= {full.removesuffix("weight") + part: tensor.contiguous() for part, tensor in parts.items()}
@@ -216,6 +218,26 @@ def test_the_matrix_of_keys_and_values_of_latents_is_divided_whatever_it_is_stor
     assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
     weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)]
     assert len(weights) == 2 * 10  # of a layer's, four are the heads' values, and keys are plain
+    monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
+    torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
+
+
+def test_an_indexer_is_read_in_fp8_and_its_weights_of_heads_stay_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 128, "kv_lora_rank": 128, "q_lora_rank": 128, "index_head_dim": 128}
+    sizes |= {"qk_nope_head_dim": 64, "qk_rope_head_dim": 16, "v_head_dim": 64, "first_k_dense_replace": 3}
+    theirs = saved("GlmMoeDsa", tmp_path, **MODELS["glm moe dsa"][1] | sizes)
+    reference, ids = save_stored(tmp_path, "fp8, squares", theirs), some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    checkpoint = open_checkpoint(tmp_path)
+    torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
+    kept = load_transformer(checkpoint, "cpu", torch.float32)
+    assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), logits_in_chunks(kept, ids, [30]))
+    for name, module in kept.named_modules():
+        if ".indexer." in name and isinstance(module, Linear):
+            assert any(isinstance(each, Float8Weight) for each in module.weights) == ("weights" not in name)
     monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
     torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
 

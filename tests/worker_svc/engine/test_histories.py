@@ -26,6 +26,7 @@ from transformers import (
     FalconH1Config,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GlmMoeDsaConfig,
     GraniteMoeHybridConfig,
     Lfm2MoeConfig,
     Llama4ForCausalLM,
@@ -81,6 +82,8 @@ VARIANTS += [("granite", "bfloat16", "auto")]  # Mamba-2 in layers of their own 
 VARIANTS += [("llama", "float32", "int6"), ("llama", "bfloat16", "int6"), ("latents", "bfloat16", "int6")]
 # States, and the head of the model's own checkpoint guesses.
 VARIANTS += [("head", "float32", "auto"), ("head", "bfloat16", "int8")]
+# Tokens that an indexer chooses, for two layers.
+VARIANTS += [("indexed", "float32", "auto"), ("indexed", "bfloat16", "int8"), ("indexed", "float32", "fp8")]
 
 
 TINY: dict[str, Any] = {
@@ -177,17 +180,18 @@ def others() -> dict[str, Any]:
     nemotron = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "head_dim": 8}
     experts = {"num_experts_per_tok": 2}
     latents = {"kv_lora_rank": 24, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    latents |= TINY | {"num_key_value_heads": 4, "first_k_dense_replace": 1}
+    latents |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    latents |= {"n_group": 4, "topk_group": 2}
     return {
-        "latents": DeepseekV3Config(
-            **TINY | {"num_key_value_heads": 4},
+        "latents": DeepseekV3Config(**latents, num_hidden_layers=2),
+        "indexed": GlmMoeDsaConfig(
             **latents,
             num_hidden_layers=2,
-            first_k_dense_replace=1,
-            n_routed_experts=8,
-            num_experts_per_tok=3,
-            moe_intermediate_size=24,
-            n_group=4,
-            topk_group=2,
+            indexer_types=["full", "shared"],
+            index_topk=12,
+            index_head_dim=16,
+            index_n_heads=4,
         ),
         "lfm2": Lfm2MoeConfig(
             **TINY,
@@ -379,7 +383,9 @@ def test_any_history_gives_each_request_what_it_gets_alone(
             plain_format = kv_format("auto", getattr(torch, dtype))
             guesser = HeadRunner(head, KVCache(CacheShape(head.config.cache_heads, pages, 8, plain_format), "cpu"))
         # A stale number that was read would show.
-        for part in (part for one in (cache, guesser.cache) for layer in (*one.keys, *one.values) for part in layer):
+        caches = cache, guesser.cache
+        parts = [part for one in caches for layer in (*one.keys, *one.values) for part in layer]
+        for part in (*parts, *(keys for one in caches for keys in one.index_keys.values())):
             part.copy_((torch.randn(part.shape) * 50).to(part.dtype))
         limits = SchedulerLimits(max_batch_tokens=int(draw.integers(8, 80)), max_running=int(draw.integers(1, 9)))
         slots, states = None, None

@@ -28,6 +28,7 @@ from tests.worker_svc.model.llama_folders import (
     step,
 )
 
+ABSENT = object()  # a setting that is null
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -86,6 +87,8 @@ DEEPSEEK = LATENTS | {
     "first_k_dense_replace": 1,
 }
 DEEPSEEK_V3 = DEEPSEEK | {"n_group": 4, "topk_group": 2}
+# Heads enough that no token's queries are all below 0: of equal scores, transformers takes any.
+INDEXED = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 16, "pad_token_id": ABSENT}
 FOUR_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.5, 4.0, 5.0]}
 YARN_OF_LATENTS = {
     "rope_type": "yarn",
@@ -98,7 +101,6 @@ YARN_OF_LATENTS = {
 MINIMAX = {"num_experts_per_tok": 3, "num_local_experts": 6, "intermediate_size": 28, "pad_token_id": 0}
 WINDOW = 21
 ORIGINAL = {"original_max_position_embeddings": 24}
-ABSENT = object()  # a setting that is null
 # Nothing between what is stretched and what is kept, as published.
 ONE_STEP = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, **ORIGINAL}
 GEMMA2 = {
@@ -384,6 +386,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         DEEPSEEK_V3 | {"rope_interleave": False, "q_lora_rank": ABSENT, "norm_topk_prob": False, "n_shared_experts": 2},
     ),
     "deepseek v3, sizes that are not compiled": ("DeepseekV3", DEEPSEEK_V3 | {"kv_lora_rank": 22, "v_head_dim": 9}),
+    "deepseek v3.2": ("DeepseekV32", DEEPSEEK_V3 | INDEXED | {"rope_parameters": YARN_OF_LATENTS}),
+    "deepseek v3.2, sizes that are not compiled, kinds that are listed": (
+        "DeepseekV32",
+        DEEPSEEK_V3
+        | INDEXED
+        | {"kv_lora_rank": 22, "v_head_dim": 9, "index_head_dim": 10, "index_n_heads": 18, "attention_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "glm moe dsa": ("GlmMoeDsa", DEEPSEEK | INDEXED | {"index_topk": 16}),
+    "glm moe dsa, what is chosen is shared": (
+        "GlmMoeDsa",
+        DEEPSEEK | INDEXED | {"num_hidden_layers": 5, "indexer_types": ["full", "shared", "full", "shared", "shared"]},
+    ),
     "glm4 moe lite": ("Glm4MoeLite", DEEPSEEK | {"first_k_dense_replace": None}),
     "glm4 moe lite, kinds that are listed": (
         "Glm4MoeLite",
@@ -581,6 +596,7 @@ COMPANY += ["gemma3", "qwen2 moe", "flex olmo", "granite moe", "phi3, rotated in
 COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
+COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1"]
 NEW = [
@@ -611,6 +627,8 @@ NEW = [
     "Glm4Moe",
     "DeepseekV2",
     "DeepseekV3",
+    "DeepseekV32",
+    "GlmMoeDsa",
     "Glm4MoeLite",
     "Youtu",
     "MiniCPM3",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ConfigError, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
@@ -42,6 +43,8 @@ SHARED = replace(EXPERTS, score="sigmoid", biased=True, groups=2, shared_size=24
 LATENT = {"latents": LATENTS, "num_kv_heads": 1, "head_dim": LATENTS.size, "rotary_dim": LATENTS.rotated}
 REPLICATED = ("norm", "router", "router_bias", "shared_router", "latent", "latent_bias", "latent_norm")
 REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
+REPLICATED += ("index_query", "index_key", "index_norm", "index_norm_bias", "index_weights")
+INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
 
 DELTA_NET = DeltaNet(layers=(0,), key_heads=8, value_heads=16, key_dim=4, value_dim=6, kernel=3)
@@ -50,7 +53,7 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-@pytest.mark.parametrize("parts", [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT])
+@pytest.mark.parametrize("parts", [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT, INDEXED])
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
     assert_parts_are_the_whole(replace(CONFIG, **parts, logit_bias=True), size)
 

@@ -40,7 +40,7 @@ from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
-from tandem.worker.checkpoints.row_order import halves_order, latents_order
+from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 from tandem.worker.checkpoints.schemes import Mxfp4Scheme, Part, Scheme, scheme_of
 
@@ -301,6 +301,9 @@ class HuggingFaceCheckpoint:
 def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: int) -> torch.Tensor | None:
     """Returns the order that makes the rows of q and k (and their biases and norms) ours; None: they are."""
     if config.latents is not None:
+        if config.indexer is not None and ".index_" in name:
+            pairs = architecture.index_interleaved
+            return index_order(config.indexer.size, config.latents.rotated, name, rows) if pairs else None
         return latents_order(config.latents, name, rows) if architecture.interleaved else None
     in_part = config.rotated != config.head_dim and not config.in_proportion and config.full_heads is None
     if not (architecture.interleaved or in_part) or not name.endswith(_ROTATED):

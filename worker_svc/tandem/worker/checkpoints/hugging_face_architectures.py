@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
-from tandem.worker.checkpoints.hugging_face_latents import minicpm3
+from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 from tandem.worker.checkpoints.hugging_face_mamba import falcon_h1, granite_hybrid, nemotron_h, with_layers
@@ -106,6 +106,13 @@ _LATENT_NAMES = _GLM4_MOE_NAMES | {
     "attention.latent_norm": "self_attn.kv_a_layernorm.weight",
     "attention.key_up": "self_attn.kv_b_proj.weight",
     "attention.value_up": "self_attn.kv_b_proj.weight",
+}
+_INDEXED_NAMES = _LATENT_NAMES | {
+    "attention.index_query": "self_attn.indexer.wq_b.weight",
+    "attention.index_key": "self_attn.indexer.wk.weight",
+    "attention.index_norm": "self_attn.indexer.k_norm.weight",
+    "attention.index_norm_bias": "self_attn.indexer.k_norm.bias",
+    "attention.index_weights": "self_attn.indexer.weights_proj.weight",
 }
 _QWEN2_MOE_NAMES = _LAYER_NAMES | _SHARED_EXPERT
 _GRANITE_MOE_NAMES = _LAYER_NAMES | {
@@ -240,7 +247,7 @@ class ExpertFields:
     size: str = "moe_intermediate_size"
     normalized: bool | None = None  # None: `norm_topk_prob` says it
     normalized_by_default: bool = False
-    # `decoder_sparse_step`, `mlp_only_layers`; `first_k_dense_replace`; `mlp_layer_types`
+    # `decoder_sparse_step`, `mlp_only_layers`; `first_k_dense_replace`; `mlp_layer_types`, without which the former
     dense: Literal["listed", "first", "kinds", "none"] = "none"
     dense_first: int = 1  # the default of `first_k_dense_replace`
     shared: Literal["size", "count"] | None = None  # `shared_expert_intermediate_size`; `n_shared_experts` of the size
@@ -302,6 +309,7 @@ class Architecture:
     query_growth: bool = False  # whether queries grow with their position
     also_named: tuple[str, ...] = ()  # other model_types of the same
     latents: bool = False  # attention is over latents; see latents.py
+    index_interleaved: bool = False  # RoPE pairs of an indexer are neighbours too; see indexer.py
     hybrid: bool = False  # some layers have a gated delta rule, the others gates; see hugging_face_hybrids.py
     own_layer_kinds: bool = False  # `further` reads which layers have windows, and which rotate
     proportional: bool = False  # whatever is scaled is scaled by `proportional`
@@ -371,6 +379,26 @@ _LFM2: Mapping[str, Any] = {
     "tied": True,
     "norm_eps": "norm_eps",
     "own_layer_kinds": True,
+}
+_INDEXED: Mapping[str, Any] = {
+    "layer_names": _INDEXED_NAMES,
+    "special_ids": {"bos_token_id": 0, "eos_token_id": 1},
+    "attention_bias": False,
+    "interleaved": True,
+    "latents": True,
+    "drafting_layers": True,
+    "own_layer_kinds": True,
+}
+_INDEXED_EXPERTS: Mapping[str, Any] = {
+    "counts": ("n_routed_experts", "num_local_experts"),
+    "count": 256,
+    "normalized_by_default": True,
+    "dense": "kinds",
+    "dense_first": 3,
+    "shared": "count",
+    "grouped": True,
+    "scale": 2.5,
+    "always": {"score": "sigmoid", "biased": True},
 }
 _GEMMA: Mapping[str, Any] = {
     "special_ids": {"bos_token_id": 2, "eos_token_id": 1},
@@ -557,6 +585,21 @@ ARCHITECTURES = {
                 scale=2.5,
                 always={"score": "sigmoid", "biased": True},
             ),
+        ),
+        Architecture(
+            "deepseek_v32",
+            "DeepseekV32ForCausalLM",
+            **_INDEXED,
+            experts=ExpertFields(**_INDEXED_EXPERTS, groups={"n_group": 8, "topk_group": 4}),
+            further=deepseek_v32,
+        ),
+        Architecture(
+            "glm_moe_dsa",
+            "GlmMoeDsaForCausalLM",
+            **_INDEXED,
+            index_interleaved=True,
+            experts=ExpertFields(**_INDEXED_EXPERTS),
+            further=glm_moe_dsa,
         ),
         Architecture(
             "glm4_moe_lite",

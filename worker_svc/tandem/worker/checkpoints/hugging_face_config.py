@@ -500,15 +500,13 @@ def _dense_layers(config: Fields, known: ExpertFields, layers: int) -> tuple[int
     match known.dense:
         case "none":
             return ()
-        case "first":
-            first = config.integer("first_k_dense_replace", known.dense_first)
-            if first < 0:
-                raise config.error("first_k_dense_replace", f"must be at least 0, but is {first}")
-            return tuple(numbers[:first])
-        case "kinds":
-            kinds = config.values.get("mlp_layer_types")
+        case "first" | "kinds":
+            kinds = config.values.get("mlp_layer_types") if known.dense == "kinds" else None
             if kinds is None:
-                return tuple(numbers[:1])
+                first = config.integer("first_k_dense_replace", known.dense_first)
+                if first < 0:
+                    raise config.error("first_k_dense_replace", f"must be at least 0, but is {first}")
+                return tuple(numbers[:first])
             if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
                 problem = f"must name one of {', '.join(_KINDS)} for each of the {layers} layers"
                 raise config.error("mlp_layer_types", problem)

@@ -101,6 +101,14 @@ _LATENT_EXPERTS = (
     | {"moe_layer_freq": Only((1,))}
 )
 
+_INDEXED = (
+    _LATENTS
+    | _LATENT_EXPERTS
+    | rules(USED, "index_topk index_head_dim index_n_heads first_k_dense_replace mlp_layer_types num_local_experts")
+    | rules(USED, "norm_topk_prob num_nextn_predict_layers")
+    | {"topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",)), "rope_interleave": Only((True,))}
+)
+
 _HYBRID = (
     _CONFIG
     | rules(
@@ -188,6 +196,11 @@ CONFIG: Mapping[str, Table] = {
     # transformers has one dense layer first whatever this says; others are listed by mlp_layer_types
     | {"first_k_dense_replace": Only((1,))}
     | {"topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))},
+    "deepseek_v32": _INDEXED | {"indexer_rope_interleave": Only((False,))},
+    "glm_moe_dsa": _INDEXED
+    | rules(USED, "indexer_types index_topk_pattern index_topk_freq index_skip_topk_offset")
+    | rules(NEUTRAL, "index_share_for_mtp_iteration")  # of layers that draft
+    | {"indexer_rope_interleave": Only((True,))},
     "youtu": _LATENTS | rules(USED, "rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
     "minicpm3": _LATENTS
     | rules(USED, "scale_emb scale_depth dim_model_base")

@@ -1,10 +1,12 @@
-"""Reads what models with latents (DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Youtu, MiniCPM3) say of them."""
+"""Reads what models with latents (DeepSeek V2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, Youtu, MiniCPM3) say of them."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
+from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import yarn_attention_factor
 
@@ -14,7 +16,12 @@ KEYS = {
     "latents.unrotated": "qk_nope_head_dim",
     "latents.value": "v_head_dim",
     "latents.query_rank": "q_lora_rank",
+    "indexer.heads": "index_n_heads",
+    "indexer.size": "index_head_dim",
+    "indexer.most": "index_topk",
+    "indexer.layers": "indexer_types",
 }
+_INDEXERS = ("full", "shared")  # a layer's own, or that of the last layer before it that has one
 
 
 def read_latents(config: Fields, heads: int) -> Latents:
@@ -38,6 +45,45 @@ def read_latents(config: Fields, heads: int) -> Latents:
         if config.integer(key, only) != only:
             raise config.error(key, f"is {config.integer(key)}, but with latents of these sizes it is {only}")
     return latents
+
+
+def deepseek_v32(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`: an indexer in every layer."""
+    layers = config.integer("num_hidden_layers")
+    return {"indexer": _indexer(config, layers, 64, tuple(range(layers)))}
+
+
+def glm_moe_dsa(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`: an indexer in layers that are listed, drawn, or come again and again."""
+    layers = config.integer("num_hidden_layers")
+    kinds, drawn = config.values.get("indexer_types"), config.values.get("index_topk_pattern")
+    key = "indexer_types" if kinds is not None or drawn is None else "index_topk_pattern"
+    if kinds is None and drawn is not None:
+        letters = {kind[0].upper(): kind for kind in _INDEXERS}
+        kinds = [letters.get(letter) for letter in drawn] if isinstance(drawn, str) else drawn
+    elif kinds is None:
+        every, first = max(config.integer("index_topk_freq", 1), 1), config.integer("index_skip_topk_offset", 2)
+        kinds = ["shared" if max(layer - first + 1, 0) % every else "full" for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _INDEXERS for kind in kinds):
+        raise config.error(key, f"must say {' or '.join(_INDEXERS)} for each of the {layers} layers")
+    choosing = tuple(layer for layer, kind in enumerate(kinds) if kind == "full")
+    return {"indexer": _indexer(config, layers, 32, choosing)}
+
+
+def _indexer(config: Fields, layers: int, heads: int, choosing: tuple[int, ...]) -> Indexer:
+    """Reads the sizes, of which `heads` is a default."""
+    kinds, only = config.values.get("layer_types"), ["indexed_attention"] * layers
+    if kinds is not None and kinds != only:
+        raise config.error("layer_types", f"must name indexed_attention for each of the {layers} layers")
+    return build(
+        Indexer,
+        config,
+        KEYS,
+        heads=config.integer("index_n_heads", heads),
+        size=config.integer("index_head_dim", 128),
+        most=config.integer("index_topk", 2048),
+        layers=choosing,
+    )
 
 
 def score_multiplier(latents: Latents, rope: Fields) -> float:

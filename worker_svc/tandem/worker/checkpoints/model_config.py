@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import (
     LIMITS,
@@ -32,6 +33,7 @@ class KVHeads(NamedTuple):
     number: int
     size: int
     latent: int = 0  # unless it is 0, values are the first so many numbers of keys, and are not stored apart
+    index_size: int = 0  # numbers of a key that is kept beside them, by which tokens are chosen (`indexer.py`)
 
 
 class AttentionKind(NamedTuple):
@@ -39,6 +41,7 @@ class AttentionKind(NamedTuple):
 
     window: int  # 0: none; less: tokens are in chunks of `-window`, and see what is before them in their own
     heads: KVHeads
+    most: int = 0  # unless it is 0, a token sees so many of those that its window has, which are chosen for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class ModelConfig:
     layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
     latents: Latents | None = None  # what is stored of a token instead of each head's key and value, in all layers
+    indexer: Indexer | None = None  # what chooses the tokens that are looked at; None: all are
     recurrence: Recurrence | None = None  # of layers that have states instead of attention
     experts: Experts | None = None
     # Layers that are a feed-forward part and nothing else; those beside them have none. None: every layer has both.
@@ -150,6 +154,8 @@ class ModelConfig:
                 raise ConfigError("feed_forward_alone", "has layers that have states")
         if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
             raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
+        if self.indexer is not None:
+            self._check_indexer(self.indexer)
         if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
             raise ConfigError("feed_forward_alone", "is served with norms before a layer's parts alone")
         if self.windows and len(self.windows) != self.num_layers:
@@ -166,6 +172,15 @@ class ModelConfig:
             raise ConfigError("per_layer_inputs.vocab_size", problem)
         if self.experts is not None and self.experts.count * self.num_layers > _MOST_EXPERTS:
             raise ConfigError("experts.count", f"{self.experts.count} in {self.num_layers} layers are too many")
+
+    def _check_indexer(self, indexer: Indexer) -> None:
+        if self.latents is None or not self.latents.query_rank:
+            raise ConfigError("latents.query_rank", "must be at least 1 where tokens are chosen by latents of queries")
+        if indexer.size < self.latents.rotated:
+            problem = f"{indexer.size} is less than the {self.latents.rotated} numbers that are rotated"
+            raise ConfigError("indexer.size", problem)
+        if indexer.layers[-1] >= self.num_layers:
+            raise ConfigError("indexer.layers", f"has layer {indexer.layers[-1]}, but there are {self.num_layers}")
 
     @property
     def rotated(self) -> int:
@@ -255,14 +270,16 @@ class ModelConfig:
     @property
     def cache_heads(self) -> tuple[KVHeads, ...]:
         """Returns the heads of each layer that has keys and values of its own, in order."""
-        heads = self.layer_heads
-        return tuple(heads[layer] for layer in self._storing_layers)
+        heads, indexer = self.layer_heads, self.indexer
+        choosing = {} if indexer is None else dict.fromkeys(indexer.layers, indexer.size)
+        return tuple(heads[layer]._replace(index_size=choosing.get(layer, 0)) for layer in self._storing_layers)
 
     @property
     def attention_kinds(self) -> tuple[AttentionKind, ...]:
         """Returns how each layer attends, if it does."""
         both = zip(self.layer_windows, self.layer_heads, strict=True)
-        return tuple(AttentionKind(-window if self.chunked else window, heads) for window, heads in both)
+        most = 0 if self.indexer is None else self.indexer.most
+        return tuple(AttentionKind(-window if self.chunked else window, heads, most) for window, heads in both)
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -338,7 +355,7 @@ class ModelConfig:
         """Returns the same model with the heads of layers without a window in all of them; of latents, with heads of
         what is rotated."""
         if self.latents is not None:
-            return replace(self, head_dim=self.latents.rotated, rotary_dim=None, latents=None)
+            return replace(self, head_dim=self.latents.rotated, rotary_dim=None, latents=None, indexer=None)
         heads = self._full_heads
         return replace(self, num_kv_heads=heads.number, head_dim=heads.size, full_heads=None)
 
@@ -395,6 +412,8 @@ class ModelConfig:
     def _attention_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         if self.latents is not None:
             shapes = self.latents.tensor_shapes(self.hidden_size, self.num_heads, bias=self.qkv_bias)
+            if self.indexer is not None and layer in self.indexer.layers:
+                shapes |= self.indexer.tensor_shapes(self.hidden_size, self.latents.query_rank)
             return shapes | ({"attention.output_bias": (self.hidden_size,)} if self.output_bias else {})
         rows, head_dim = self.projections(layer), self.layer_heads[layer].size
         shapes = {

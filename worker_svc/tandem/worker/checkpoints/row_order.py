@@ -47,3 +47,12 @@ def latents_order(latents: Latents, name: str, rows: int) -> torch.Tensor | None
     kept = torch.arange(size - latents.rotated)
     pairs = torch.arange(size - latents.rotated, size).view(-1, 2).t().reshape(-1)
     return (torch.arange(rows // size)[:, None] * size + torch.cat((kept, pairs))).reshape(-1)
+
+
+def index_order(size: int, rotated: int, name: str, rows: int) -> torch.Tensor | None:
+    """Returns the order that makes rows of an indexer's canonical tensor ours whose pairs of RoPE are neighbours, the
+    first `rotated` of each query of `size` numbers and of the key; None: they are."""
+    if name.endswith("index_weights"):
+        return None
+    order = torch.cat((torch.arange(rotated).view(-1, 2).t().reshape(-1), torch.arange(rotated, size)))
+    return (torch.arange(rows // size)[:, None] * size + order).reshape(-1)

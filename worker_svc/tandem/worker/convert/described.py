@@ -28,7 +28,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     known = CONFIG[architecture.name]
     wanted = _sizes(config, architecture) | _numbers(config) | _layers(config, architecture)
     wanted |= _experts(config, architecture) | states(config) | _gemma4(config, architecture)
-    wanted |= _latents(config, architecture)
+    wanted |= _latents(config, architecture) | _indexer(config)
     values: dict[str, Any] = {"pad_token_id": None}  # whatever the class has
     for key, value in wanted.items():
         rule = known.get(key)
@@ -184,6 +184,18 @@ def _latents(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         values["topk_method"] = "group_limited_greedy" if config.experts.groups > 1 else "greedy"
         values["mlp_layer_types"] = ["dense" if layer in dense else "sparse" for layer in range(config.num_layers)]
     return values
+
+
+def _indexer(config: ModelConfig) -> dict[str, Any]:
+    sizes = config.indexer
+    if sizes is None:
+        return {}
+    return {
+        "index_n_heads": sizes.heads,
+        "index_head_dim": sizes.size,
+        "index_topk": sizes.most,
+        "indexer_types": ["full" if layer in sizes.layers else "shared" for layer in range(config.num_layers)],
+    }
 
 
 def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
         numbers = math.prod(shape)
         sizes["float32"] += 4 * numbers
         sizes["bfloat16"] += 2 * numbers
-        if len(shape) == 1 or name.endswith("router") or (name == "embedding" and not config.tie_embeddings):
+        looked_up = name == "embedding" and not config.tie_embeddings
+        if len(shape) == 1 or name.endswith(("router", "index_weights")) or looked_up:
             for precision in ("fp8", "int8", "int4"):
                 sizes[precision] += 2 * numbers
         else:

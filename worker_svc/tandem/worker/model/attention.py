@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,15 @@ class Scores(NamedTuple):
     sinks: torch.Tensor | None = None  # [heads] float32, one more score for each: that of a value which is 0
 
 
+class Plan(Protocol):
+    """Plans one step's attention once for all layers."""
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give
+        zeros."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Slab:
     """Jobs that are computed at once; `B` blocks of `Q` query tokens, `J` jobs, `T` tiles a block at most."""
@@ -91,7 +100,7 @@ class AttentionPlan:
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
         """Takes a step's segments; what a token sees: `AttentionKind`."""
-        shape, window, (kv_heads, head_dim, _) = cache.shape, kind.window, kind.heads
+        shape, window, (kv_heads, head_dim) = cache.shape, kind.window, kind.heads[:2]
         self._kv_heads = kv_heads
         self._group = num_heads // kv_heads
         self._page_size = shape.page_size
@@ -232,12 +241,12 @@ class AttentionPlan:
             sink = torch.nn.functional.pad(sink, (0, padding), value=float("-inf"))
             m = torch.maximum(m, sink)
         scores.sub_(m.index_select(0, slab.job_block).unsqueeze(-1)).exp_()
-        l = _tree_sum(self._by_block(slab, scores.sum(-1), 0.0))
+        l = tree_sum(self._by_block(slab, scores.sum(-1), 0.0))
         if sink is not None:
             l = l + (sink - m).exp_()
         weights = scores.view(jobs * kv_heads, padded, size)
         o = self._tiles.times_values(weights, values, slab.job_page, slab.runs)
-        o = _tree_sum(self._by_block(slab, o.view(jobs, kv_heads, padded, head_dim), 0.0))
+        o = tree_sum(self._by_block(slab, o.view(jobs, kv_heads, padded, head_dim), 0.0))
         result = (o / l.unsqueeze(-1))[:, :, :rows].view(slab.blocks, kv_heads, block, group, head_dim)
         return result.transpose(1, 2).reshape(-1, kv_heads * group, head_dim).to(q.dtype)
 
@@ -256,7 +265,7 @@ def soft_cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
     return x.reciprocal_().mul_(-2).add_(1).mul_(cap)
 
 
-def _tree_sum(x: torch.Tensor) -> torch.Tensor:
+def tree_sum(x: torch.Tensor) -> torch.Tensor:
     """Sums over dimension 1, neighbours first, so that zeros at the end change nothing; overwrites `x`."""
     while x.shape[1] > 1:
         pairs = x.shape[1] // 2 * 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,10 +47,17 @@ class CacheShape:
     def bytes_per_token(self) -> int:
         """Returns the bytes that one token takes over all layers."""
         beside = 0 if self.hidden is None else self.hidden.size * self.hidden.dtype.itemsize
+        beside += sum(heads.index_size for heads in self.heads) * self.index_dtype.itemsize
         return sum(self.layer_bytes(heads) * (1 if heads.latent else 2) for heads in self.heads) + beside
 
+    @property
+    def index_dtype(self) -> torch.dtype:
+        """Returns what index keys are stored in: a plain dtype, that of keys where these are so."""
+        plain = isinstance(self.format, Plain) and self.format.dtype.itemsize > 1
+        return self.format.dtype if isinstance(self.format, Plain) and plain else torch.bfloat16
+
     def layer_bytes(self, heads: KVHeads) -> int:
-        """Returns the bytes of one token's keys in a layer."""
+        """Returns the bytes of one token's keys in a layer, without its index key."""
         return heads.number * sum(size * dtype.itemsize for size, dtype in self.format.parts(heads.size))
 
     @property
@@ -67,8 +74,8 @@ class KeyChannels(NamedTuple):
 
 
 class KVCache:
-    """Holds keys and values of every layer, zero at first, and hidden states `[pages + 1, page_size, size]` where its
-    shape has them.
+    """Holds keys and values of every layer, zero at first, index keys `[pages + 1, 1, page_size, index]` of layers that
+    choose by them, and hidden states `[pages + 1, page_size, size]` where its shape has them.
 
     With `key_channels`, one entry a layer, keys are stored normalized.
     """
@@ -84,7 +91,18 @@ class KVCache:
         self.keys = [self._layer(heads) for heads in shape.heads]
         both = zip(shape.heads, self.keys, strict=True)
         self.values = [keys if heads.latent else self._layer(heads) for heads, keys in both]
-        self.readers = {heads: TileReader(shape, heads, self.device) for heads in set(shape.heads)}
+        stored = {heads._replace(index_size=0) for heads in shape.heads}
+        self.readers = {heads: TileReader(shape, heads, self.device) for heads in stored}
+        plain = replace(shape, format=Plain(shape.index_dtype))
+        sizes = {heads.index_size for heads in shape.heads if heads.index_size}
+        self.index_readers = {size: TileReader(plain, KVHeads(1, size), self.device) for size in sizes}
+        self.index_keys = {
+            layer: torch.zeros(
+                (shape.pages + 1, 1, shape.page_size, heads.index_size), dtype=shape.index_dtype, device=self.device
+            )
+            for layer, heads in enumerate(shape.heads)
+            if heads.index_size
+        }
         self.key_channels = key_channels
         self.hidden: torch.Tensor | None = None
         if shape.hidden is not None:
@@ -112,7 +130,7 @@ class KVCache:
     def _parts(self) -> list[torch.Tensor]:
         apart = [values for values, heads in zip(self.values, self.shape.heads, strict=True) if not heads.latent]
         hidden = [] if self.hidden is None else [self.hidden]
-        return [part for layer in (*self.keys, *apart) for part in layer] + hidden
+        return [part for layer in (*self.keys, *apart) for part in layer] + [*self.index_keys.values(), *hidden]
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
         """Stores the keys and values `[N, kv_heads, head_dim]` of N tokens at `slots` `[2, N]` (page, place in it);
@@ -124,6 +142,10 @@ class KVCache:
         for stored, x in ((self.keys[layer], k), *([] if v is None else [(self.values[layer], v)])):
             for part, numbers in zip(stored, self.shape.format.encode(x), strict=True):
                 part[page, :, place] = numbers
+
+    def write_index_keys(self, layer: int, slots: torch.Tensor, k: torch.Tensor) -> None:
+        """Stores the index keys `[N, index]` of N tokens at `slots` `[2, N]`."""
+        self.index_keys[layer][slots[0], 0, slots[1]] = k.to(self.shape.index_dtype)
 
     def scale_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Scales queries `[N, heads, head_dim]`: over the stored keys they attend as `q` over the true ones.
@@ -214,6 +236,17 @@ class TileReader:
         """Multiplies `rows` `[jobs * kv_heads, n, page_size]` with each job's values: `[jobs * kv_heads, n, head_dim]`,
         float32."""
         return self._product("outputs", rows, layer, pages, runs, transpose=False)
+
+    def taken(self, layer: Parts, places: torch.Tensor) -> Parts:
+        """Copies what a layer of one kv head has at `places` `[rows, n]` (page * page_size + place in it), n being a
+        multiple of page_size, into pages of their own, n / page_size a row; they hold until the next call."""
+        size, flat = layer[0].shape[2], places.reshape(-1)
+        copies = []
+        for i, part in enumerate(layer):
+            room = self._room(f"taken {i}", (len(flat), part.shape[-1]), part.dtype)
+            torch.index_select(part.view(-1, part.shape[-1]), 0, flat, out=room)
+            copies.append(room.view(-1, 1, size, part.shape[-1]))
+        return tuple(copies)
 
     def _product(
         self,

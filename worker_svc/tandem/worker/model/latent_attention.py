@@ -4,6 +4,7 @@ a token that is its key and, but for the last numbers, its value."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -16,10 +17,19 @@ from tandem.worker.model.operations import Operations
 Part = tuple[Linear | RMSNorm | Bias, int]  # a module's weight, from one of its rows on
 
 
+class Projected(NamedTuple):
+    """What attention over latents is given of N rows."""
+
+    latent: torch.Tensor  # [N, size], neither normed nor rotated
+    queries: torch.Tensor  # [N, heads, query]
+    absorbed: torch.Tensor  # [N, heads, rank], what queries without their rotated part became
+    from_: Rows  # [N, ...] what queries are made of
+
+
 class LatentProjections(torch.nn.Module):
     """The matrices of a layer before and behind attention, but for the output's."""
 
-    __call__: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    __call__: Callable[..., Projected]
 
     def __init__(self, config: ModelConfig, latents: Latents, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
@@ -36,16 +46,15 @@ class LatentProjections(torch.nn.Module):
         self.key_up = HeadLinear(heads, latents.unrotated, latents.rank, dtype)
         self.value_up = HeadLinear(heads, latents.rank, latents.value, dtype)
 
-    def forward(self, normed: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns of rows `[N, hidden]` their latents `[N, size]`, neither normed nor rotated, their queries
-        `[N, heads, query]`, and what these without their rotated part became, `[N, heads, rank]`."""
+    def forward(self, normed: Rows) -> Projected:
+        """Projects rows `[N, hidden]`."""
         sizes = self._sizes
         from_: Rows = normed
         if self.query_latent is not None and self.query_norm is not None:
             from_ = self.query_norm(self.query_latent(normed))
         queries = self.query(from_).view(-1, self._heads, sizes.query)
         absorbed = self.key_up(queries[..., : sizes.unrotated]).view(-1, self._heads, sizes.rank)
-        return self.latent(normed), queries, absorbed
+        return Projected(self.latent(normed), queries, absorbed, from_)
 
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Returns the heads' answers `[N, heads * value]` of their sums of latents `[N, heads, rank]`."""

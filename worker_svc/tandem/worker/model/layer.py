@@ -18,7 +18,7 @@ from itertools import accumulate
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
-from tandem.worker.model.attention import Scores
+from tandem.worker.model.attention import Plan, Scores
 from tandem.worker.model.beside import ExpertsBeside
 from tandem.worker.model.cpu.experts import CompiledExperts, Routing
 from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind
@@ -38,7 +38,7 @@ from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, Rows
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
-from tandem.worker.model.operations import Operations, Plan, StateMoves
+from tandem.worker.model.operations import Operations, StateMoves
 from tandem.worker.model.parallel import Ranks
 from tandem.worker.model.per_layer_inputs import LayerInput
 from tandem.worker.model.rope import Rotation

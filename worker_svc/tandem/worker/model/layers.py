@@ -11,10 +11,12 @@ from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.layer_parts import Attending, AttendingLatents, Carried
 from tandem.worker.model.destinations import Destination, of_mixer
+from tandem.worker.model.indexer import LightningIndexer
 from tandem.worker.model.latent_attention import LatentProjections
 from tandem.worker.model.layer import Layer, Step
 from tandem.worker.model.linear import Linear, Rows
 from tandem.worker.model.mixers import make_mixer
+from tandem.worker.model.selection import SelectingPlan
 
 
 class RecurrentLayer(Layer):
@@ -51,6 +53,10 @@ class LatentLayer(Layer):
         self._index = config.cache_places[index]
         self._scores = Scores(config.attention_scale)
         self.projections = LatentProjections(config, config.latents, dtype, self._operations)
+        self.indexer: LightningIndexer | None = None
+        if config.indexer is not None and index in config.indexer.layers:
+            sizes = config.latents, config.indexer
+            self.indexer = LightningIndexer(config.hidden_size, *sizes, dtype, self._operations)
         attended = config.num_heads * config.latents.value
         self.attention_output = Linear(attended, config.hidden_size, dtype, bias=config.output_bias)
 
@@ -59,14 +65,17 @@ class LatentLayer(Layer):
         return False
 
     def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
-        cache, layer = step.cache, self._index
-        latent, queries, absorbed = self.projections(normed)
+        cache, layer, plan = step.cache, self._index, step.plans[self._attention]
+        latent, queries, absorbed, from_ = self.projections(normed)
         norm = self.projections.latent_norm.weight, NORM_EPS
         queries = self._operations.store_latents(
             latent, norm, queries, absorbed, step.rotations[self._rope], cache, layer, step.slots
         )
+        if self.indexer is not None:
+            assert isinstance(plan, SelectingPlan)
+            self.indexer(normed, from_, step.rotations[self._rope], cache, layer, step.slots, plan)
         pages = cache.keys[layer]
-        attended = step.plans[self._attention].attend(pages, pages, queries, self._scores)
+        attended = plan.attend(pages, pages, queries, self._scores)
         return self.projections.values(cache.values_of(layer, attended))
 
     def _mixing(self) -> tuple[AttendingLatents | None, Carried | None]:
@@ -92,6 +101,8 @@ class LatentLayer(Layer):
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         places = {name: Destination(*place) for name, place in self.projections.destinations().items()}
         places["attention.output"] = Destination(self.attention_output, 0)
+        if self.indexer is not None:
+            places |= self.indexer.destinations()
         if self.attention_output.bias is not None:
             places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
         return places

@@ -96,8 +96,8 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
 
 
 def _least_bits(name: str) -> int:
-    """Returns the fewest bits: a router, the gates of a state that outlives thousands of tokens, and the output among a
-    whole vocabulary, decide by small differences."""
-    if name.endswith(("router", "delta_net.a", "delta_net.b", "mamba.dt")):
+    """Returns the fewest bits: a router, what an indexer's heads weigh, the gates of a state that outlives thousands of
+    tokens, and the output among a whole vocabulary, decide by small differences."""
+    if name.endswith(("router", "index_weights", "delta_net.a", "delta_net.b", "mamba.dt")):
         return 32
     return 8 if name in ("embedding", "output", "per_layer.embedding") else 4

@@ -16,13 +16,13 @@ from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization,
 from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.activations import ACTIVATIONS, gelu_tanh, sigmoid
-from tandem.worker.model.attention import AttentionPlan, Scores, Segment
+from tandem.worker.model.attention import AttentionPlan, Plan, Segment
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.product_rows import MOST_ROWS
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.recurrence import Rule, TorchMoves
 from tandem.worker.model.rope import rotate
+from tandem.worker.model.selection import SelectingPlan
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.unfinished import FINISHED, Unfinished
 
@@ -38,14 +38,6 @@ class Products(NamedTuple):
 
 
 LIBRARY = Products()
-
-
-class Plan(Protocol):
-    """Plans one step's attention once for all layers."""
-
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
-        """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages."""
-        ...
 
 
 class StateMoves(Protocol):
@@ -203,6 +195,8 @@ class TorchOperations:
     tried_runs: tuple[int, ...] = ()
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
+        if kind.most:
+            return SelectingPlan(self.plan, segments, cache, num_heads, kind)
         return AttentionPlan(segments, cache, num_heads, kind)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
     q, k, v, gate, up, embedding, output    by rows: a rank has some of the heads, inner numbers and tokens
     attention output, down                  by columns: each rank's product is a part of a sum
-    latents                                 each rank has all of them
+    latents, what an indexer makes          each rank has all of them
     layers with states                      by heads, groups of heads or channels; their output by columns
 
 So a layer adds up twice: after the attention and after the feed-forward part. Norms, routers and what is added up are

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Plan, Segment
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
 
 if TYPE_CHECKING:
-    from tandem.worker.model.operations import Plan, StateMoves
+    from tandem.worker.model.operations import StateMoves
     from tandem.worker.model.transformer import Transformer
 
 MOST_DECODES = 256  # rows of a step of decodes on a GPU that is recorded, and that the check at start tries

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig
-from tandem.worker.model.attention import soft_cap_
+from tandem.worker.model.attention import Plan, soft_cap_
 from tandem.worker.model.cpu.layer import (
     CompiledLayer,
     LayerKind,
@@ -27,7 +27,7 @@ from tandem.worker.model.layers import layer_class
 from tandem.worker.model.linear import Linear, PlainWeight, Rows
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.norms import stream_norm
-from tandem.worker.model.operations import Operations, Plan, Products, StateMoves
+from tandem.worker.model.operations import Operations, Products, StateMoves
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotations

@@ -17,6 +17,7 @@ import torch
 from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS
 from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
+from tandem.worker.model.attention import Plan
 from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.layer_parts import (
     NORMS,
@@ -44,7 +45,7 @@ from tandem.worker.model.cpu.recurrence import CompiledMoves, carrying, serves
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Linear
-from tandem.worker.model.operations import Operations, Plan, StateMoves
+from tandem.worker.model.operations import Operations, StateMoves
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.rope import Rotation
 

@@ -13,7 +13,7 @@ import torch
 
 from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
-from tandem.worker.model.attention import Scores, Segment
+from tandem.worker.model.attention import Plan, Scores, Segment
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.heads import CompiledHeads
@@ -22,7 +22,7 @@ from tandem.worker.model.cpu.recurrence import CompiledMoves
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.linear import HeadLinear
-from tandem.worker.model.operations import JoinedExperts, Operations, Plan, StateMoves, TorchOperations
+from tandem.worker.model.operations import JoinedExperts, Operations, StateMoves, TorchOperations
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.unfinished import FINISHED, Unfinished
@@ -40,7 +40,7 @@ class NativeOperations(TorchOperations):
     """Compiled where that can be, torch's elsewhere."""
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
-        if cache.device.type != "cpu" or kind.heads.size % layers.LANES:
+        if cache.device.type != "cpu" or kind.heads.size % layers.LANES or kind.most:
             return super().plan(segments, cache, num_heads, kind)
         return NativePlan(segments, cache, num_heads, kind)
 

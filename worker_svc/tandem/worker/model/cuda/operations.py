@@ -18,7 +18,7 @@ import torch
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization
 from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
-from tandem.worker.model.attention import Scores, Segment
+from tandem.worker.model.attention import Plan, Scores, Segment
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts
 from tandem.worker.model.cuda.flash_infer import FlashInfer, FlashInferLaunch, Launch
@@ -43,7 +43,7 @@ from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.linear import HeadLinear
-from tandem.worker.model.operations import Plan, TorchOperations
+from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables, tables_from
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.states import StatePlan

@@ -1,0 +1,145 @@
+"""Attention of each token to some of those before it, which an indexer chooses (`checkpoints/indexer.py`).
+
+The first tokens of a sequence see all, and are computed as elsewhere. Each later one sees the same number of tokens:
+what is stored of these is copied, in the order of their positions, into pages of its own, over which it attends as a
+decode does. Those pages hold nothing else, so that an answer's bits depend on the chosen tokens alone.
+
+A token's scores are made page by page, each by a product of the same shape, and its heads' added up as a balanced tree:
+their bits do not depend on the batch either, and of equal scores the earliest is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.model.attention import ROW_MULTIPLE, Plan, Scores, Segment, tree_sum
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.kv_formats import Parts
+
+_SLAB_FLOATS = 1 << 22  # numbers in the largest operand of the products that score tokens at once
+_COPIED_BYTES = 16 << 20  # of what tokens see, at once
+
+Planner = Callable[[Sequence[Segment], KVCache, int, AttentionKind], Plan]
+
+
+class SelectingPlan:
+    """Plans one step's attention for all layers, of which one chooses before any attends."""
+
+    def __init__(
+        self, plan: Planner, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind
+    ) -> None:
+        """`plan` plans attention to all tokens; the others are as `AttentionPlan` has them."""
+        everything = kind._replace(most=0)
+        self._cache, self._most, self._size = cache, kind.most, cache.shape.page_size
+        self._reader = cache.readers[kind.heads]
+        counts = [min(max(kind.most - each.position, 0), each.length) for each in segments]
+        both = list(zip(segments, counts, strict=True))
+        self._near = plan([replace(each, length=count) for each, count in both if count], cache, num_heads, everything)
+        far = [
+            Segment(each.row + count, each.length - count, each.position + count, each.pages)
+            for each, count in both
+            if count < each.length
+        ]
+        lengths = np.array([each.length for each in far], dtype=np.int64)
+        offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        self._rows = torch.from_numpy(np.repeat([each.row for each in far], lengths).astype(np.int64) + offsets)
+        self._positions = np.repeat([each.position for each in far], lengths).astype(np.int64) + offsets
+        self._tiles = self._positions // self._size + 1
+        self._owner = np.repeat(np.arange(len(far)), lengths)
+        self._tables = np.zeros((len(far), int(self._tiles.max(initial=1))), dtype=np.int64)
+        for table, each in zip(self._tables, far, strict=True):
+            pages = each.pages[: len(table)]
+            table[: len(pages)] = pages
+        self._copies = self._plan_copies(plan, num_heads, everything)
+        self._chosen: torch.Tensor | None = None  # [rows, n] page * page_size + place in it
+
+    def _plan_copies(self, plan: Planner, num_heads: int, kind: AttentionKind) -> list[tuple[int, int, Plan]]:
+        """Returns first row and last of those that attend at once, and how."""
+        pages = -(-self._most // self._size)
+        at_once = max(1, _COPIED_BYTES // (pages * self._size * self._cache.shape.layer_bytes(kind.heads)))
+        plans: dict[int, Plan] = {}
+        copies = []
+        for first in range(0, len(self._rows), at_once):
+            count = min(at_once, len(self._rows) - first)
+            if count not in plans:
+                own = np.arange(count * pages).reshape(count, pages)
+                segments = [Segment(row, 1, self._most - 1, own[row]) for row in range(count)]
+                plans[count] = plan(segments, self._cache, num_heads, kind)
+            copies.append((first, first + count, plans[count]))
+        return copies
+
+    @property
+    def chooses(self) -> bool:
+        """Tells whether some token of the step does not see all before it."""
+        return len(self._rows) > 0
+
+    def choose(self, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        """Chooses what is seen from now on, by a layer's index keys `[pages, 1, page_size, size]`, which are stored,
+        queries `[N, heads, size]` and what each head weighs, `[N, heads]`."""
+        padding = -queries.shape[1] % ROW_MULTIPLE
+        queries = F.pad(queries.index_select(0, self._rows).float(), (0, 0, 0, padding))
+        weights = F.pad(weights.index_select(0, self._rows).float(), (0, padding))
+        floats = np.cumsum(self._tiles) * (queries.shape[1] * max(self._size, queries.shape[2]))
+        chosen, first = [], 0
+        while first < len(floats):
+            before = floats[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(floats, before + _SLAB_FLOATS, side="right")))
+            part = slice(first, last)
+            scores = self._scores(keys, queries[part], weights[part], part)
+            chosen.append(self._places(highest(scores, self._most), part))
+            first = last
+        places = torch.cat(chosen)
+        # A page is filled up with one of the tokens, at which nobody looks: anything else might not be finite.
+        self._chosen = torch.cat((places, places[:, :1].expand(-1, -self._most % self._size)), dim=1)
+
+    def _scores(self, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor, part: slice) -> torch.Tensor:
+        """Returns the scores `[rows, tokens]` of all tokens up to each row's own; -inf for those behind it."""
+        tiles = self._tiles[part]
+        width = int(tiles.max())
+        job_row = np.repeat(np.arange(len(tiles)), tiles)
+        job_tile = np.arange(len(job_row)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        pages = self._tables[self._owner[part][job_row], job_tile]
+        rows = torch.from_numpy(job_row)
+        reader = self._cache.index_readers[keys.shape[-1]]
+        job_queries = queries.index_select(0, rows)
+        each = reader.times_keys(job_queries, (keys,), torch.from_numpy(pages), reader.runs(pages))
+        each.clamp_(min=0).mul_(weights.index_select(0, rows).unsqueeze(-1))
+        scores = torch.zeros((len(tiles) * width, self._size))
+        scores.index_copy_(0, torch.from_numpy(job_row * width + job_tile), tree_sum(each))
+        scores = scores.view(len(tiles), -1)
+        # What is not finite is a broken sequence's own, or stale behind its end, where it is masked.
+        scores.nan_to_num_(nan=torch.finfo(torch.float32).min)
+        behind = torch.arange(scores.shape[1]) > torch.from_numpy(self._positions[part])[:, None]
+        return scores.masked_fill_(behind, float("-inf"))
+
+    def _places(self, positions: torch.Tensor, part: slice) -> torch.Tensor:
+        """Returns where tokens at `positions` `[rows, most]` of their sequences are stored."""
+        tables = torch.from_numpy(self._tables[self._owner[part]])
+        return tables.gather(1, positions // self._size) * self._size + positions % self._size
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """See `Plan`; values are the first numbers of keys."""
+        out = self._near.attend(keys, values, q, scores)
+        for first, last, plan in self._copies:
+            assert self._chosen is not None, "no layer before this one has chosen"
+            seen = self._reader.taken(keys, self._chosen[first:last])
+            rows = self._rows[first:last]
+            out.index_copy_(0, rows, plan.attend(seen, seen, q.index_select(0, rows), scores))
+        return out
+
+
+def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the places `[rows, count]`, in their order, of each row's highest scores `[rows, n]`, of which no more
+    are -inf than are left over; of equal ones the first."""
+    lowest = scores.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    chosen, equal = scores > lowest, scores == lowest
+    missing = count - chosen.sum(-1, keepdim=True)
+    if bool((equal.sum(-1, keepdim=True) > missing).any()):
+        equal &= equal.cumsum(-1) <= missing
+    return (chosen | equal).nonzero()[:, 1].view(len(scores), count)
