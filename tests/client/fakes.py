@@ -216,6 +216,10 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         opening = streams[key][0]
         response, *known = _decode_step(opening, request, *streams[key][1:])
         response.stream_key = key
+        if request.HasField("open"):
+            response.fingerprint = FINGERPRINT
+        more = opening.stop_strings or opening.graphemes or opening.HasField("answer")
+        response.plain = not (more or response.held_bytes or response.done)
         if opening.HasField("answer") and response.text:
             response.events.add(content=response.text)
         streams[key] = (opening, *known)

@@ -28,9 +28,11 @@ from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.client.fakes import (
+    FIRST_BYTE,
     TEXT,
     ByteTokenizer,
     CountingWorker,
+    ids_of_text,
     serving_workers,
     start_tokenizer,
 )
@@ -144,6 +146,46 @@ async def test_a_tokenizer_that_has_room_in_no_call_is_not_asked_for_ever(
             await begin(client, worker, 1)
     assert refused.value.reason == "TOO_MANY_STREAMS"
     assert tokenizer.decode_calls == 1 + FULL_CALLS + QUICK.attempts
+
+
+@pytest.mark.parametrize("more", [{}, {"stop_strings": ["never"]}, {"graphemes": True}])
+async def test_what_ids_show_is_asked_for_once_where_nothing_can_be_held_back(
+    client: AsyncClient, tokenizer: ByteTokenizer, more: dict[str, object]
+) -> None:
+    context = CallContext(deadline=Deadline.after(120.0), closed=lambda: False, request_id="r")
+    calls = client._texts().decode_calls
+    ids = ids_of_text(TEXT)
+
+    async def requests() -> int:
+        """How many of one stream the tokenizer gets."""
+        before = tokenizer.decode_messages
+        decoder = TextDecoder(calls, pb.DecodeStreamOpen(**more), context, QUICK, ClientMetrics(None))
+        text = (await decoder.feed([])).text
+        for index in ids:
+            known = decoder.known_text([index])
+            text += (await decoder.feed([index])).text if known is None else known
+        assert text + (await decoder.feed([], end=True)).text == TEXT
+        decoder.close()
+        return tokenizer.decode_messages - before
+
+    parts = [index for index in ids if index >= FIRST_BYTE + 0x80]  # of characters; they show nothing alone
+    assert 0 < len(parts) < len(ids)
+    assert await requests() == 2 + (len(ids) if more else len(parts) + len(set(ids) - set(parts)))
+    assert await requests() == 2 + (len(ids) if more else len(parts))
+
+
+async def test_ids_whose_text_is_known_are_said_to_the_server_that_takes_over(
+    worker: CountingWorker, tokenizer: ByteTokenizer, tokenizer_address: str
+) -> None:
+    async with (
+        serving_workers(worker) as addresses,
+        AsyncClient(tokenizer_address, addresses, failover=QUICK, timeout=30) as client,
+    ):
+        assert texts([await client.stream("Hi", seed=0).collect()]) == {TEXT}
+        for after in range(1, 8):
+            tokenizer.break_streams_after = tokenizer.decode_messages + after
+            stream = client.stream("Hi", seed=0)
+            assert "".join([chunk.text async for chunk in stream]) == TEXT
 
 
 async def test_a_stream_that_is_cancelled_ends_at_the_server_while_others_go_on(

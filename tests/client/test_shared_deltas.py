@@ -49,6 +49,9 @@ class SharingWorker(CountingWorker):
             if not self.calls:
                 self.all_closed.set()
 
+    def called(self, request, context) -> str:
+        return request.request_id
+
     async def Generate(self, request, context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
         key = dict(context.invocation_metadata()).get("x-deltas-key", "")
         queue = None
@@ -57,14 +60,32 @@ class SharingWorker(CountingWorker):
                 self.all_begun.set()
             if response.HasField("delta") and (queue := queue or self.calls.get(key)) is not None:
                 self.shared += 1
-                queue.put_nowait(pb.RequestDelta(request_id=request.request_id, delta=response.delta))
+                queue.put_nowait(pb.RequestDelta(request_id=self.called(request, context), delta=response.delta))
             else:
                 yield response
 
 
-@pytest.fixture
-def worker() -> SharingWorker:
-    return SharingWorker()
+class NumberingWorker(SharingWorker):
+    """Sends ids by the numbers that requests gave themselves, and those of several deltas together."""
+
+    async def StreamDeltas(self, request, context):  # noqa: N802
+        numbers, counts, ids = [], [], []
+        async for message in super().StreamDeltas(request, context):
+            for each in message.deltas:
+                numbers.append(int(each.request_id))
+                counts.append(len(each.delta.ids))
+                ids += each.delta.ids
+            if self.calls[request.key].empty() or numbers[-1] in numbers[:-1]:
+                yield pb.StreamDeltasResponse(numbers=numbers, counts=counts if len(ids) > len(counts) else [], ids=ids)
+                numbers, counts, ids = [], [], []
+
+    def called(self, request, context) -> str:
+        return str(int(dict(context.invocation_metadata())["x-deltas-number"]))
+
+
+@pytest.fixture(params=[SharingWorker, NumberingWorker])
+def worker(request) -> SharingWorker:
+    return request.param()
 
 
 async def answers(client: AsyncClient, count: int = STREAMS, **options) -> list[GenerationResult | BaseException]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import sys
@@ -267,6 +268,7 @@ class SharedDeltas:
     def __init__(self, worker: Worker, key: str) -> None:
         self.key = key
         self.deltas: dict[str, pb.Delta] = {}  # joined
+        self.numbered: dict[int, list[int]] = {}  # ids by number
         self.messages = 0
         self.more = asyncio.Event()
         self.call = worker.inference.StreamDeltas(pb.StreamDeltasRequest(key=key))
@@ -278,6 +280,10 @@ class SharedDeltas:
             for each in message.deltas:
                 joined = self.deltas.setdefault(each.request_id, pb.Delta())
                 joined.MergeFrom(each.delta)
+            ids = iter(message.ids)
+            for number, count in zip(message.numbers, message.counts or [1] * len(message.numbers), strict=True):
+                self.numbered.setdefault(number, []).extend(itertools.islice(ids, count))
+            assert next(ids, None) is None
             self.more.set()
 
     async def has(self, request_id: str, count: int) -> None:
@@ -287,9 +293,10 @@ class SharedDeltas:
             await self.more.wait()
 
 
-async def own(worker: Worker, request: pb.GenerateRequest, key: str) -> list[pb.GenerateResponse]:
+async def own(worker: Worker, request: pb.GenerateRequest, key: str, number: str = "") -> list[pb.GenerateResponse]:
     """What comes in Generate itself."""
-    call = worker.inference.Generate(request, timeout=120, metadata=(("x-deltas-key", key),))
+    metadata = (("x-deltas-key", key), ("x-deltas-number", number))
+    call = worker.inference.Generate(request, timeout=120, metadata=metadata)
     return [message async for message in call]
 
 
@@ -309,6 +316,29 @@ async def test_the_tokens_of_many_requests_come_in_one_call_and_are_the_same(wor
     shared.call.cancel()
     load = await worker.settled()
     assert load.running_requests == 0
+
+
+async def test_requests_that_gave_themselves_a_number_get_their_ids_by_it(worker: Worker) -> None:
+    two = greedy([1, 3], 12, request_id="two", n=2)
+    probable = greedy([1, 2], 12, request_id="probable", output=pb.OutputOptions(logprobs=True))
+    requests = [*_SHARED, two, probable]
+    expected = await asyncio.gather(*(worker.generate(request) for request in (*_SHARED, greedy([1, 3], 12))))
+    shared = SharedDeltas(worker, "numbered")
+    sent = [own(worker, request, "numbered", str(10 * place)) for place, request in enumerate(requests)]
+    answers = await asyncio.gather(*sent)
+    await shared.has("probable", 12)
+    while len(shared.numbered) < len(_SHARED) + 2 or any(len(ids) < 12 for ids in shared.numbered.values()):
+        shared.more.clear()
+        await shared.more.wait()
+    for place, whole in enumerate(expected[:-1]):
+        assert [message.WhichOneof("event") for message in answers[place]] == ["accepted", "finished"]
+        assert shared.numbered.pop(10 * place) == whole.ids
+    first = 10 * len(_SHARED)
+    assert sorted(shared.numbered) == [first, first + 1]
+    assert shared.numbered[first] == shared.numbered[first + 1] == expected[-1].ids
+    assert list(shared.deltas) == ["probable"]
+    shared.call.cancel()
+    await worker.settled()
 
 
 async def test_requests_that_name_no_open_call_or_ask_for_more_send_their_own(worker: Worker) -> None:

@@ -4,6 +4,9 @@ An answer has a place in a call and at most one request that waits for its respo
 have come since its last turn into one message: one that is alone leaves at once, and while a message is being written
 others are queued. The receiver hands each response to its place without waiting, so a slow answer delays no other.
 
+A stream that keeps nothing back gives each id the same text whatever came before. What ids show there is remembered by
+the tokenizer's fingerprint, and such an id is not asked for again: answers soon need the service for few of theirs.
+
 What is wrong with one request is told in its response and ends its stream alone. Whatever ends a call reaches every
 place in it; each goes on by itself, in another call. A call takes no new streams once it is old or its server drains,
 and ends with its last stream.
@@ -41,6 +44,7 @@ MAX_STREAMS = 1024  # in one call; more open another
 TAKES_STREAMS_SECONDS = 60.0  # so that balancers and drains have their way with a client that is never idle
 MESSAGE_BYTES = 1024 * 1024
 MESSAGE_REQUESTS = 4096
+MOST_TEXTS_KEPT = 1_048_576  # of ids, in all
 
 _FULL_OR_DRAINING = {code.value[0] for code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)}
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -48,6 +52,7 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 Call = grpc.aio.StreamStreamCall[pb.DecodeStreamRequest, pb.DecodeStreamResponse]
 ErrorFor = Callable[[CallContext], TandemError]
 Outcome: TypeAlias = pb.DecodeStreamResponse | TandemError
+Texts: TypeAlias = dict[int, str]  # by id
 
 
 class DecodeCalls:
@@ -59,6 +64,13 @@ class DecodeCalls:
         self._tracer = tracer
         self._newest: dict[tuple[str, Metadata], _SharedCall] = {}
         self._open: set[_SharedCall] = set()
+        self._texts: dict[tuple[str, bytes], Texts] = {}
+
+    def texts(self, fingerprint: str, options: pb.DecodeOptions) -> Texts:
+        """Returns what is known of a tokenizer's ids in plain streams; whoever learns more adds it."""
+        if sum(map(len, self._texts.values())) >= MOST_TEXTS_KEPT:
+            self._texts.clear()
+        return self._texts.setdefault((fingerprint, options.SerializeToString(deterministic=True)), {})
 
     def place(self, tokenizer: str, context: CallContext) -> DecodePlace:
         """Returns a place for one stream of a tokenizer. Raises DeadlineExceededError."""
@@ -77,7 +89,7 @@ class DecodeCalls:
             call.on_end(partial(self._forget, kind, call))
         if call.trace is not None:
             call.trace.link(context.extra)
-        return DecodePlace(call, context, seconds)
+        return DecodePlace(self, call, context, seconds)
 
     def _forget(self, kind: tuple[str, Metadata], call: _SharedCall) -> None:
         self._open.discard(call)
@@ -97,12 +109,15 @@ class DecodeCalls:
 class DecodePlace:
     """One stream in a shared call: one exchange at a time. Call `close`, so that the server drops the stream."""
 
-    def __init__(self, call: _SharedCall, context: CallContext, seconds: float | None) -> None:
+    def __init__(self, calls: DecodeCalls, call: _SharedCall, context: CallContext, seconds: float | None) -> None:
         self.context = context
+        self._calls = calls
         self._call = call
         self._receive: Callable[[Outcome], None] | None = None  # who waits for the response
         self._begun = self._over = False  # at the server
         self._expired = False
+        self._texts: Texts | None = None  # of ids of this stream while it is plain
+        self._was_plain = self._is_plain = False  # before the request that waits; now
         # The call has no deadline of its own: its answers have.
         self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._expire)
         self.key = call.enter(self)
@@ -133,7 +148,18 @@ class DecodePlace:
             raise self._too_late()
         self._receive = receive
         self._begun = True
+        self._was_plain, self._is_plain = self._is_plain, False
         self._call.send(_Request(self, opening, ids, end))
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        """Returns the text of further ids where it is known what the server would answer; then they need not be
+        sent."""
+        if not self._is_plain or self._texts is None or self._expired or self._call.error is not None:
+            return None
+        try:
+            return self._texts[ids[0]] if len(ids) == 1 else "".join([self._texts[index] for index in ids])
+        except KeyError:
+            return None
 
     def close(self) -> None:
         """Ends the stream at the server too. Closing twice does nothing."""
@@ -144,9 +170,15 @@ class DecodePlace:
 
     # For the call.
 
-    def receive(self, response: pb.DecodeStreamResponse) -> None:
-        """Takes the response to what was sent."""
+    def receive(self, request: _Request, response: pb.DecodeStreamResponse) -> None:
+        """Takes the response to a request."""
         self._over = self._over or response.done
+        if response.fingerprint and request.opening is not None:
+            self._texts = self._calls.texts(response.fingerprint, request.opening.options)
+        if response.plain and self._texts is not None:
+            self._is_plain = True
+            if self._was_plain and len(request.ids) == 1:
+                self._texts[request.ids[0]] = response.text
         self._settle(self._refusal(response) if response.HasField("error") else response)
 
     def fail(self, error: TandemError) -> None:
@@ -297,14 +329,15 @@ class _SharedCall:
                 return
             self._calls.reached = True
             for response in message.batch:
-                place, *_, farewell = self._awaited.popleft()
+                request = self._awaited.popleft()
+                place = request.place
                 assert response.stream_key == place.key, "responses come in the order of the requests"
                 if response.HasField("error") and response.error.code in _FULL_OR_DRAINING:
                     self._retired_at = 0.0
-                if farewell:
+                if request.farewell:
                     self._free_keys.append(place.key)
                 else:
-                    place.receive(response)
+                    place.receive(request, response)
 
     async def _status(self, *, broken: bool) -> ErrorFor:
         """Returns the error for each of those who waited. `broken` means that reading failed, which may be the status

@@ -87,6 +87,16 @@ class TextDecoder:
             self._remember(response)
             return response
 
+    def known_text(self, ids: Sequence[int]) -> str | None:
+        """Takes more ids and returns their text, where it is known without asking; None, with nothing taken, where
+        `pass_on` or `feed` has to."""
+        text = None if self._place is None else self._place.text_of(ids)
+        if text is not None:
+            self._fed.extend(ids)
+            if text:
+                self._given.append(text)
+        return text
+
     def pass_on(self, ids: Sequence[int], receive: Callable[[pb.DecodeStreamResponse | None], None]) -> bool:
         """Sends more ids in the open stream and returns at once; `receive` gets the response, or None when it failed:
         then `feed` goes on. Returns False, with nothing sent, where `feed` has to."""

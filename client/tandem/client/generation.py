@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tandem.client.affinity import NO_PAGES, Pages, prefix_key
+from tandem.client.delta_calls import ReceiveIds
 from tandem.client.discovery import LOOKUP_SECONDS
 from tandem.client.errors import (
     CancelledError,
@@ -29,7 +30,6 @@ from tandem.limits.fields import limits_of, stateful
 
 ABORT_SECONDS = 1.0
 _SAMPLING_LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)
-_DELTAS_KEY = "x-deltas-key"  # metadata: of the StreamDeltas call that may carry the deltas
 _SUSPICIONS_KEY = "x-suspicions"  # metadata: so that a request that ends engines does not reach all of them
 
 
@@ -48,10 +48,12 @@ class TokenStream:
         metrics: ClientMetrics,
         *,
         receive: Callable[[pb.Delta], None],
+        receive_ids: ReceiveIds,
         end: Callable[[int], None],
     ) -> None:
-        """`receive` is called with all deltas, `end` with the index of each output that is complete."""
-        self._receive, self._end = receive, end
+        """`receive` is called with all deltas, or `receive_ids` where they are ids alone, and `end` with the index of
+        each output that is complete."""
+        self._receive, self._receive_ids, self._end = receive, receive_ids, end
         self.outputs: list[list[int]] = [[] for _ in range(plan.n)]
         self.accepted: pb.Accepted | None = None  # the first one
         self._early: list[pb.Delta] = []  # that came before it
@@ -156,9 +158,10 @@ class TokenStream:
             if self._suspicions:
                 metadata = (*metadata, (_SUSPICIONS_KEY, self._suspicions))
             timeout = self._context.timeout("worker")
-            place = worker.share(request.request_id, partial(self._take, known, came), self._context)
+            receive, receive_ids = partial(self._take, known, came), partial(self._take_ids, known, came)
+            place = worker.share(request.request_id, len(known), receive, receive_ids, self._context)
             if place is not None:
-                metadata = (*metadata, (_DELTAS_KEY, place.key))
+                metadata = (*metadata, *place.metadata)
             call = worker.inference.Generate(request, timeout=timeout, metadata=metadata)
             try:
                 with self._context.errors("worker"):
@@ -205,11 +208,28 @@ class TokenStream:
         came[delta.index] += len(delta.ids)
         delta = without(delta, known)
         if delta.ids:
-            self._suspicions = ""
-            if self.first_delta_at is None:
-                self.first_delta_at = time.monotonic()
-            self.outputs[delta.index].extend(delta.ids)
+            self._keep(delta.index, delta.ids)
             self._receive(delta)
+
+    def _take_ids(self, known: list[int], came: list[int], index: int, ids: list[int]) -> None:
+        """Takes ids of which nothing else is told, as `_take` a delta."""
+        if self.accepted is None:
+            self._early.append(pb.Delta(index=index, ids=ids))
+            return
+        came[index] += len(ids)
+        if known[index]:
+            dropped = min(known[index], len(ids))
+            known[index] -= dropped
+            ids = ids[dropped:]
+        if ids:
+            self._keep(index, ids)
+            self._receive_ids(index, ids)
+
+    def _keep(self, index: int, ids: Sequence[int]) -> None:
+        self._suspicions = ""
+        if self.first_delta_at is None:
+            self.first_delta_at = time.monotonic()
+        self.outputs[index].extend(ids)
 
     @property
     def _progress(self) -> int:

@@ -33,6 +33,7 @@ class GrowingOutput:
         self.vocabulary: Sequence[bytes] | None = None  # the bytes of each id, where pieces are told
         self._held_bytes = 0
         self._plan = plan
+        self._scored = plan.with_logprobs
         self._on_publish = published
         self._received: list[int] = []
         self._logprobs: list[float] = []  # parallel to _received
@@ -97,13 +98,17 @@ class GrowingOutput:
 
     def receive(self, delta: pb.Delta) -> None:
         """Takes a delta from the worker."""
-        self._received.extend(delta.ids)
-        if self._plan.with_logprobs:
+        if self._scored:
             self._logprobs.extend(delta.logprobs)
             self._ranks.extend(delta.ranks)
             self._others.extend(top_logprobs(each, self.vocabulary) for each in delta.top_logprobs)
             self._whole.extend(_rows(delta.vocabulary_logprobs, len(delta.ids)))
-            assert len(self._logprobs) == len(self._received), "delta arrays are parallel"
+            assert len(self._logprobs) == len(self._received) + len(delta.ids), "delta arrays are parallel"
+        self.receive_ids(delta.ids)
+
+    def receive_ids(self, ids: Sequence[int]) -> None:
+        """Takes ids from the worker, of which nothing more is told."""
+        self._received.extend(ids)
         if not self._plan.detokenize:
             self._publish("", len(self._received))
         if self._decoder is None:
@@ -118,19 +123,23 @@ class GrowingOutput:
 
     def take(self) -> Chunk | None:
         """Returns what is new since the last call, or None."""
-        events = self.answer.events[self._events_read :]
-        if self._texts_read == len(self._texts) and self._ids_read == self.ids_out and not events:
+        if (
+            self._texts_read == len(self._texts)
+            and self._ids_read == self.ids_out
+            and self._events_read == len(self.answer.events)
+        ):
             return None
         new = slice(self._ids_read, self.ids_out)
+        ids, events = self._received[new], self.answer.events[self._events_read :]
         chunk = Chunk(
             text="".join(self._texts[self._texts_read :]),
-            ids=self._received[new],
-            logprobs=self._logprobs[new] if self._plan.with_logprobs else None,
-            ranks=self._ranks[new] if self._plan.with_logprobs else None,
-            top_logprobs=self._others[new] if self._plan.with_top_logprobs else None,
+            ids=ids,
+            logprobs=self._logprobs[new] if self._scored else None,
+            ranks=self._ranks[new] if self._scored else None,
+            top_logprobs=self._others[new] if self._scored and self._plan.with_top_logprobs else None,
             index=self.index,
-            vocabulary_logprobs=self._whole[new] if self._plan.with_vocabulary_logprobs else None,
-            pieces=self._pieces(self._received[new]),
+            vocabulary_logprobs=self._whole[new] if self._scored and self._plan.with_vocabulary_logprobs else None,
+            pieces=self._pieces(ids),
             held_bytes=self._held_bytes,
             events=events,
         )
@@ -166,8 +175,13 @@ class GrowingOutput:
         return not self._passing and (self._lost or over or (not at_end and self._fed < len(self._received)))
 
     def _pass_on(self, decoder: TextDecoder) -> None:
-        """Sends the ids that have come."""
+        """Decodes the ids that have come, or sends them where that needs the tokenizer."""
         new = self._received[self._fed :]
+        text = decoder.known_text(new)
+        if text is not None:
+            self._fed += len(new)
+            self._publish(text, self._fed)
+            return
         self._passing = decoder.pass_on(new, self._passed)
         if self._passing:
             self._fed += len(new)

@@ -14,7 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from tandem.client.affinity import FRESH_SECONDS, Failures, LoadReport
-from tandem.client.delta_calls import DeltaCalls, DeltaPlace, Receive
+from tandem.client.delta_calls import DeltaCalls, DeltaPlace, Receive, ReceiveIds
 from tandem.client.discovery import Target
 from tandem.client.errors import UnavailableError
 from tandem.client.metrics import ClientMetrics
@@ -81,10 +81,14 @@ class Worker:
             if not self.running:
                 self._idle.set()
 
-    def share(self, request_id: str, receive: Receive, context: CallContext) -> DeltaPlace | None:
+    def share(
+        self, request_id: str, outputs: int, receive: Receive, receive_ids: ReceiveIds, context: CallContext
+    ) -> DeltaPlace | None:
         """Returns a place for a request in a call that carries the deltas of many, which is to be closed; None where
         they come by themselves, as those of few do."""
-        return self._deltas.place(request_id, receive, context) if self.running >= SHARED_FROM_REQUESTS else None
+        if self.running < SHARED_FROM_REQUESTS:
+            return None
+        return self._deltas.place(request_id, outputs, receive, receive_ids, context)
 
     def told_load(self, accepted: inference_pb2.Accepted) -> None:
         """Takes what the worker holds, as it told with an answer."""

@@ -57,6 +57,41 @@ def test_streaming_equals_whole_decoding_for_any_split(ids: list[int], cuts: lis
     assert (decoder.done, decoder.held_bytes, decoder.ids_consumed) == (True, 0, len(ids))
 
 
+RULES = st.sampled_from(
+    [{}, {"strip_space": True}, {"first_pieces": {257: b"hello"}}, {"drop_front": (0, 97)}, {"drop_last": 98}]
+)
+
+
+@given(st.lists(IDS, min_size=1, max_size=4), RULES)
+def test_what_an_id_shows_in_a_plain_stream_it_shows_in_every_plain_stream(
+    streams: list[list[int]], rules: dict[str, object]
+) -> None:
+    known: dict[int, str] = {}  # as a caller learns it
+    for ids in streams:
+        whole, _ = run(ids, [], **rules)
+        decoder = stream_decoder(PIECES, **rules)  # type: ignore[arg-type]
+        text, plain = "", False
+        for index in ids:
+            if plain and index in known:
+                text += known[index]
+                continue
+            new = decoder.push([index])
+            if plain and decoder.is_plain:
+                known[index] = new
+            text, plain = text + new, decoder.is_plain
+        assert text + decoder.push([], end=True) == whole
+
+
+@given(IDS, STOPS)
+def test_a_stream_that_may_hold_text_back_is_never_plain(ids: list[int], stops: list[str]) -> None:
+    for options in ({"stops": stops}, {"graphemes": True}):
+        decoder = stream_decoder(PIECES, **options)  # type: ignore[arg-type]
+        for index in ids:
+            if not decoder.done:
+                decoder.push([index])
+            assert not decoder.is_plain
+
+
 @given(IDS, st.lists(st.integers(0, 40), max_size=10), STOPS, st.booleans())
 @settings(max_examples=500)
 def test_stop_strings_end_the_stream_at_the_same_id_for_any_split(

@@ -61,6 +61,24 @@ async def test_pieces_are_the_bytes_of_each_id_whatever_is_held_back(start_servi
     assert not any(each.pieces for each in await exchange(running.stub, [Request(open=Open(), ids=ids)]))
 
 
+async def test_a_stream_is_plain_between_whole_characters_unless_more_than_text_is_asked_for(
+    start_service: Any, small: Tokenizer
+) -> None:
+    running = await start_service()
+    ids = small.encode("ab 👩‍🚀 c", add_special=False)
+
+    async def answers(opening: Open) -> list[pb.DecodeStreamResponse]:
+        return await exchange(running.stub, [Request(open=opening), *(Request(ids=[each]) for each in ids)])
+
+    responses = await answers(Open())
+    assert [each.plain for each in responses] == [False, *(not each.held_bytes for each in responses[1:])]
+    assert {each.plain for each in responses[1:]} == {False, True}
+    assert [each.fingerprint for each in responses] == [small.fingerprint, *[""] * len(ids)]
+    more = [Open(stop_strings=["q"]), Open(graphemes=True), Open(include_pieces=True), Open(answer=pb.AnswerParsing())]
+    for opening in more:
+        assert not any(each.plain for each in await answers(opening))
+
+
 async def test_many_streams_share_a_call_and_do_not_mix(start_service: Any, small: Tokenizer) -> None:
     running = await start_service()
     texts = {f"key-{number}": f"stream number {number} é" for number in range(50)}

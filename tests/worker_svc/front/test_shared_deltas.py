@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from tandem.common.errors import ServiceError
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.worker.front import shared_deltas
-from tandem.worker.front.shared_deltas import DeltaCall, DeltaCalls
+from tandem.worker.front.shared_deltas import DeltaCall, DeltaCalls, request_number
 from tandem.worker.front.streams import OutputStream, Tokens
 from tandem.worker.front.validation import Delivery
 from tests.worker_svc.front.test_streams import ended
@@ -56,6 +57,48 @@ async def test_what_a_step_brings_is_one_message_and_what_piles_up_too():
     assert not waiting.done(), "no message without tokens"
     step(streams[1:2], 1)
     assert told(await waiting) == {"1": [1]}
+
+
+async def test_ids_of_numbered_outputs_are_one_array():
+    counts: list[int] = []
+    begun: list[int] = []
+    call = DeltaCall(counts.append)
+    messages = call.messages()
+    streams = [OutputStream(number, Delivery(1, None, scored=False)) for number in range(3)]
+    for stream in streams:
+        call.carry_ids(stream, 10 + stream.number, partial(begun.append, stream.number))
+    (named,) = carried(call, 1)
+    step(streams, 7)
+    step([named], 8)
+    message = await anext(messages)
+    assert (list(message.numbers), list(message.counts), list(message.ids)) == ([10, 11, 12], [], [7, 7, 7])
+    assert told(message) == {"0": [8]}
+    step(streams[1:], 1)
+    step(streams[1:], 2)
+    streams[1].hold(1)
+    streams[2].end(ended(trim=1))
+    message = await anext(messages)
+    assert (list(message.numbers), list(message.counts), list(message.ids)) == ([11, 12], [], [1, 1])
+    streams[1].end(ended())
+    step(streams[:1], 3)
+    step(streams[:1], 4)
+    message = await anext(messages)
+    assert (list(message.numbers), list(message.counts), list(message.ids)) == ([11, 10], [1, 2], [2, 3, 4])
+    assert begun == [0, 1, 2]
+    assert counts == [4, 2, 2]
+    assert [stream.sent for stream in streams] == [3, 3, 2]
+    call.leave(streams[0])
+    call.fail()
+    assert [stream.error is None for stream in streams] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("told", "number"),
+    [("0", 0), ("12", 12), ("2147483647", 2**31 - 1)]
+    + [(text, None) for text in ("", "-1", "2147483648", "1e3", "x", "١", "0" * 11, "9" * 5000)],
+)
+def test_a_number_is_decimal_and_below_two_to_the_31(told: str, number: int | None):
+    assert request_number(told) == number
 
 
 async def test_a_message_takes_no_further_output_when_it_is_long():

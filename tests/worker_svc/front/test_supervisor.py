@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -103,7 +103,7 @@ class Watcher:
 
     def engine_step(self, step: Step) -> None: ...
 
-    def token_gaps(self, seconds: Sequence[float]) -> None: ...
+    def token_gaps(self, seconds: Mapping[float, int]) -> None: ...
 
     def request_ended(self, stream: OutputStream, ended: Ended) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
@@ -23,7 +24,7 @@ def test_it_shows_what_a_histogram_shows() -> None:
     draw = random.Random(0)
     for count in (0, 1, 5, 200):
         seconds = [draw.choice([*BUCKETS, 0.0, 20.0, 0.5]) for _ in range(count)]
-        gaps.observe(seconds)
+        gaps.observe(Counter(seconds))
         for each in seconds:
             histogram.observe(each)
     assert [line for line in lines(ours) if "_sum" not in line] == [

@@ -9,6 +9,7 @@ Request metadata that proxies and the worker read:
   traceparent        W3C trace context; written into the log
   x-suspicions       engines in a row that died in this request's first step, as the last UNAVAILABLE told
   x-deltas-key       the key of a StreamDeltas call of the same caller, which may carry this request's deltas
+  x-deltas-number    what messages of that call name this request by: a decimal number below 2^31
 
 Errors. A status with google.rpc details, never a flag in a message:
   INVALID_ARGUMENT     fields out of range: BadRequest names every violated field
@@ -987,16 +988,36 @@ class StreamDeltasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DELTAS_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestDelta]: ...
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """New ids of requests that named a number (x-deltas-number) and asked for no logprobs: arrays, since an element costs
+        far less than a message. Output i of a request has the request's number + i. No output is in a message twice.
+        """
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """parallel to numbers: how many of ids each output has; empty: one each"""
+
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the outputs in the order of numbers, joined"""
+
     def __init__(
         self,
         *,
         deltas: _abc.Iterable[Global___RequestDelta] | None = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "deltas", b"deltas", "ids", b"ids", "numbers", b"numbers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ Request metadata that proxies and the worker read:
   traceparent        W3C trace context; written into the log
   x-suspicions       engines in a row that died in this request's first step, as the last UNAVAILABLE told
   x-deltas-key       the key of a StreamDeltas call of the same caller, which may carry this request's deltas
+  x-deltas-number    what messages of that call name this request by: a decimal number below 2^31
 
 Errors. A status with google.rpc details, never a flag in a message:
   INVALID_ARGUMENT     fields out of range: BadRequest names every violated field

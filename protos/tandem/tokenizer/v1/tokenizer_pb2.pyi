@@ -1199,6 +1199,8 @@ class DecodeStreamResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     REASONING_IDS_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
+    PLAIN_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
     text: _builtins.str
     """new text; may be empty while bytes are held back"""
@@ -1214,6 +1216,14 @@ class DecodeStreamResponse(_message.Message):
     """with matched_stop: how many of the consumed ids lie wholly within or behind the stop string"""
     reasoning_ids: _builtins.int
     """of ids_consumed those that were read within reasoning, its markers included; with `answer`"""
+    plain: _builtins.bool
+    """Nothing is held back, and nothing that came before matters to what follows: an id that such a stream answered alone,
+    with `plain` before and after, has the same text in every stream of the same tokenizer and options that is plain,
+    and leaves it so. A caller that knows an id's text need not send the id; the stream is then as if it had never come,
+    but for ids_consumed. Never set where stop strings, graphemes, answer or include_pieces were asked for.
+    """
+    fingerprint: _builtins.str
+    """of the tokenizer; in the response to `open`"""
     @_builtins.property
     def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamResponse]:
         """answers a request's batch: one response a request, in order; nothing else is filled"""
@@ -1247,10 +1257,12 @@ class DecodeStreamResponse(_message.Message):
         events: _abc.Iterable[Global___AnswerEvent] | None = ...,
         reasoning_ids: _builtins.int = ...,
         pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        plain: _builtins.bool = ...,
+        fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "error", b"error", "matched_stop", b"matched_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "events", b"events", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "pieces", b"pieces", "reasoning_ids", b"reasoning_ids", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "events", b"events", "fingerprint", b"fingerprint", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "pieces", b"pieces", "plain", b"plain", "reasoning_ids", b"reasoning_ids", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop: _TypeAlias = _typing.Literal["matched_stop"]  # noqa: Y015
     _WhichOneofArgType__matched_stop: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop"]  # noqa: Y015

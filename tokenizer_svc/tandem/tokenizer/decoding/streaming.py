@@ -149,6 +149,11 @@ class StreamDecoder(ABC):
         return self._graphemes is not None
 
     @property
+    def is_plain(self) -> bool:
+        """True while each further id of whole characters shows these, whatever came before, and leaves it so."""
+        return False
+
+    @property
     def held_bytes(self) -> int:
         """The number of bytes of UTF-8 that are held back."""
         return len(self._raw) + (len(self._graphemes.held.encode()) if self._graphemes is not None else 0)
@@ -172,6 +177,10 @@ class PlainStream(StreamDecoder):
         super().__init__(edges, graphemes)
         self._texts = pieces.texts
         self._ready: _Texts | None = None  # what ids show while no rule holds and nothing is kept back
+
+    @property
+    def is_plain(self) -> bool:
+        return self._ready is not None
 
     def push(self, ids: Sequence[int], end: bool = False) -> str:
         if self._ready is not None and not end:  # what nearly every call of a generation is: whole characters

@@ -136,6 +136,8 @@ class DecodeStreamCall:
         if not decoder.done:
             return respond(
                 stream_key=key,
+                fingerprint=stream.loaded.tokenizer.fingerprint if request.HasField("open") else None,
+                plain=decoder.is_plain and stream.answer is None and not stream.tells_pieces,
                 text=text,
                 held_bytes=decoder.held_bytes,
                 ids_consumed=decoder.ids_consumed,

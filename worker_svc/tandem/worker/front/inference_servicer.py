@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -27,16 +27,17 @@ from tandem.worker.front.quarantine import SUSPICIONS_KEY, told_suspicions
 from tandem.worker.front.request_facts import facts
 from tandem.worker.front.running import Running
 from tandem.worker.front.sampling_rules import effective_sampling
-from tandem.worker.front.shared_deltas import DeltaCalls
+from tandem.worker.front.shared_deltas import DeltaCalls, request_number
 from tandem.worker.front.streams import OutputStream, Tokens, best_outputs, next_due
 from tandem.worker.front.supervisor import EngineSupervisor
-from tandem.worker.front.validation import Delivery, wants_logprobs
+from tandem.worker.front.validation import wants_logprobs
 
 PROMPT_PART_TOKENS = 1024  # of a message
 _PROMPT_PART_OTHERS = 8192  # other tokens in it, at most
 _ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
 _STREAM_DELTAS_LIMITS = limits_of(pb.StreamDeltasRequest.DESCRIPTOR)
 _DELTAS_KEY = "x-deltas-key"  # metadata: of the StreamDeltas call that may carry the deltas
+_NUMBER_KEY = "x-deltas-number"  # metadata: what its messages name the request by
 
 
 class Worker(Protocol):
@@ -100,7 +101,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         for part in prompt_parts(request, running.streams[0]):
                             yield pb.GenerateResponse(prompt_logprobs=part)
                     elif _may_share(request, running):
-                        self._share(running, str(metadata.get(_DELTAS_KEY, "")), with_logprobs=wants)
+                        self._share(running, metadata, with_logprobs=wants)
                 if stream.carrier is None and (tokens := stream.take()).ids:
                     response = pb.GenerateResponse()  # filled in place: a part that is made first is copied
                     self._fill(running, wants, index, response.delta, stream, tokens)
@@ -118,12 +119,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailers))
             tell(**facts(running.request_id, worker.model_name, running.prompt_tokens, running.streams))
 
-    def _share(self, running: Running, key: str, *, with_logprobs: bool) -> None:
-        """Has the call of this key, if there is one, send the deltas of a request."""
-        call = self._delta_calls.find(running.caller, key)
-        if call is not None:
-            for index, stream in enumerate(running.streams):
+    def _share(self, running: Running, metadata: Mapping[str, str | bytes], *, with_logprobs: bool) -> None:
+        """Has the call that a request names, if there is one, send its deltas."""
+        call = self._delta_calls.find(running.caller, str(metadata.get(_DELTAS_KEY, "")))
+        if call is None:
+            return
+        number = None if with_logprobs else request_number(str(metadata.get(_NUMBER_KEY, "")))
+        for index, stream in enumerate(running.streams):
+            if number is None:
                 call.carry(stream, running.request_id, partial(self._fill, running, with_logprobs, index))
+            else:
+                call.carry_ids(stream, number + index, partial(self._first_token, running))
 
     def _fill(
         self,
@@ -135,7 +141,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         tokens: Tokens,
     ) -> None:
         if stream.sent == len(tokens):
-            self._worker.worker_metrics.first_token(time.monotonic() - running.received_at, running.exemplar)
+            self._first_token(running)
         delta.index = index
         delta.ids.extend(tokens.ids)
         if with_logprobs:
@@ -143,6 +149,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             delta.ranks.extend(tokens.ranks)
             delta.top_logprobs.extend(map(_top_logprobs, tokens.others))
             delta.vocabulary_logprobs = b"".join(tokens.whole)
+
+    def _first_token(self, running: Running) -> None:
+        self._worker.worker_metrics.first_token(time.monotonic() - running.received_at, running.exemplar)
 
     async def StreamDeltas(  # noqa: N802
         self,
@@ -182,8 +191,7 @@ async def _in_turn(running: Running, request: pb.GenerateRequest) -> AsyncIterat
 
 def _may_share(request: pb.GenerateRequest, running: Running) -> bool:
     """Tells whether the deltas of a request are plain enough for a message with those of others."""
-    plain = running.streams[0].delivery == Delivery(interval_tokens=1, max_delay_seconds=None)
-    return plain and not returns_best(request)
+    return running.streams[0].delivery.is_plain and not returns_best(request)
 
 
 def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:

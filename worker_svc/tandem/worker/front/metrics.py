@@ -7,7 +7,7 @@ time to first token: request received to first token in the front, queueing in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -71,6 +71,7 @@ class WorkerMetrics:
             return kept(metric).labels(model_name)
 
         self._load = [(name, each.share_of, gauge(each.name, each.help)) for name, each in metrics_of(Load)]
+        self._shown = [0.0] * len(self._load)
         self._counters = [(name, counter(each.name, each.help)) for name, each in metrics_of(EngineStatistics)]
         self.engine_up = gauge("engine_up", "1 while the engine is ready")
         self.engine_restarts = counter("engine_restarts", "Engines started after one died")
@@ -180,7 +181,8 @@ class WorkerMetrics:
         self._show(step.load)
         last, self._last = self._last, step.load.statistics
         for name, counter in self._counters:
-            counter.inc(getattr(self._last, name) - getattr(last, name))
+            if more := getattr(self._last, name) - getattr(last, name):
+                counter.inc(more)
         if step.prefill_tokens or step.decode_tokens:
             self._batch_tokens.observe(step.prefill_tokens + step.decode_tokens)
             self._schedule.observe(step.schedule_seconds)
@@ -188,9 +190,13 @@ class WorkerMetrics:
             self._sample.observe(step.sample_seconds)
 
     def _show(self, load: Load) -> None:
-        for name, share_of, gauge in self._load:
+        for place, (name, share_of, gauge) in enumerate(self._load):
             value = getattr(load, name)
-            gauge.set(value / max(1, getattr(load, share_of)) if share_of else value)
+            if share_of:
+                value /= max(1, getattr(load, share_of))
+            if value != self._shown[place]:  # most stay as they were from step to step
+                self._shown[place] = value
+                gauge.set(value)
 
     def guide_compiled(self, outcome: CompileOutcome, seconds: float) -> None:
         """Records how, and after how long, a compilation ended."""
@@ -206,8 +212,8 @@ class WorkerMetrics:
         self._shared_deltas.inc(count)
         self._shared_messages.inc()
 
-    def gaps(self, seconds: Sequence[float]) -> None:
-        """Records the times between tokens and those before them."""
+    def gaps(self, seconds: Mapping[float, int]) -> None:
+        """Records the times between tokens and those before them, and how often each."""
         self._gaps.observe(seconds)
 
     def all_finished(self, longest: int) -> None:

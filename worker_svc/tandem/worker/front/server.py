@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -289,7 +289,7 @@ class WorkerService:
                     self.quarantine.clear(running.key)
                     self._probation.leave(running)
 
-    def token_gaps(self, seconds: Sequence[float]) -> None:
+    def token_gaps(self, seconds: Mapping[float, int]) -> None:
         """Updates the metrics."""
         self.worker_metrics.gaps(seconds)
 

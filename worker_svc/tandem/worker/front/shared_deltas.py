@@ -6,6 +6,7 @@
 | the call's own handler | `messages`: one message has the new tokens of all outputs that have some                 |
 | Generate's handler     | `carry` at the first token, `leave` at the end; what is left of the answer it sends      |
 
+Of a request whose caller gave it a number, the ids alone are sent, all in one array (`carry_ids`).
 While a message is being written, tokens pile up in their outputs, as they do for a slow reader of one request.
 """
 
@@ -23,9 +24,16 @@ from tandem.worker.front.streams import OutputStream, Tokens
 MOST_CALLS = 1024  # that are open; beyond, requests send their deltas themselves
 MESSAGE_TOKENS = 4096  # after which a message takes no further output
 _RETRY_SECONDS = 1.0
+_MOST_NUMBER = 2**31 - 1
 
 Fill: TypeAlias = Callable[[pb.Delta, OutputStream, Tokens], None]
 """Writes tokens that were taken from an output into its delta."""
+
+
+def request_number(told: str) -> int | None:
+    """Returns the number that a caller gave a request; None where it gave none that can be told in messages."""
+    number = int(told) if told.isascii() and told.isdecimal() and len(told) <= len(str(_MOST_NUMBER)) else -1
+    return number if 0 <= number <= _MOST_NUMBER else None
 
 
 class DeltaCall:
@@ -35,12 +43,21 @@ class DeltaCall:
         """Calls `counted` with the number of deltas of each message."""
         self._counted = counted
         self._carried: dict[OutputStream, tuple[str, Fill]] = {}
+        self._numbers: dict[OutputStream, tuple[int, Callable[[], None]]] = {}
         self._due: dict[OutputStream, None] = {}  # in the order in which they became due
         self._wake = asyncio.Event()
 
     def carry(self, stream: OutputStream, request_id: str, fill: Fill) -> None:
         """Takes over the deltas of an output of this request."""
         self._carried[stream] = (request_id, fill)
+        self._begin(stream)
+
+    def carry_ids(self, stream: OutputStream, number: int, begun: Callable[[], None]) -> None:
+        """Takes over the ids of an output with this number; `begun` is called when the first of all are sent."""
+        self._numbers[stream] = (number, begun)
+        self._begin(stream)
+
+    def _begin(self, stream: OutputStream) -> None:
         stream.carrier = self
         if stream.pending:
             self.came(stream)
@@ -48,6 +65,7 @@ class DeltaCall:
     def leave(self, stream: OutputStream) -> None:
         """Forgets an output."""
         self._carried.pop(stream, None)
+        self._numbers.pop(stream, None)
         self._due.pop(stream, None)
         stream.carrier = None
 
@@ -64,33 +82,52 @@ class DeltaCall:
                 self._wake.clear()
                 await self._wake.wait()
             message = self._message()
-            if message.deltas:
-                self._counted(len(message.deltas))
+            if count := len(message.deltas) + len(message.numbers):
+                self._counted(count)
                 yield message
 
     def fail(self) -> None:
         """Ends all requests whose deltas would come here: some may be lost."""
-        for stream in list(self._carried):
+        for stream in [*self._carried, *self._numbers]:
             self.leave(stream)
             if not stream.told:
                 stream.fail(unavailable("the call that carried this request's deltas has ended", reason="DELTAS_LOST"))
 
     def _message(self) -> pb.StreamDeltasResponse:
         message = pb.StreamDeltasResponse()
+        numbers: list[int] = []
+        counts: list[int] = []
+        ids: list[int] = []
         room = MESSAGE_TOKENS
         while self._due and room > 0:
             stream = next(iter(self._due))
             del self._due[stream]
             if stream.error is not None:
                 continue
-            tokens = stream.take()
+            numbered = self._numbers.get(stream)
+            tokens = stream.take() if numbered is None else None
+            taken = stream.take_ids() if tokens is None else tokens.ids
             if stream.ended is not None:
                 stream.wake.set()
-            if not tokens.ids:  # all that has come is held back
+            if not taken:  # all that has come is held back
                 continue
-            request_id, fill = self._carried[stream]
-            fill(message.deltas.add(request_id=request_id).delta, stream, tokens)
-            room -= len(tokens)
+            room -= len(taken)
+            if numbered is not None:
+                number, begun = numbered
+                numbers.append(number)
+                counts.append(len(taken))
+                ids += taken
+                if stream.sent == len(taken):
+                    begun()
+            else:
+                assert tokens is not None
+                request_id, fill = self._carried[stream]
+                fill(message.deltas.add(request_id=request_id).delta, stream, tokens)
+        if numbers:
+            message.numbers.extend(numbers)
+            message.ids.extend(ids)
+            if len(ids) > len(numbers):
+                message.counts.extend(counts)
         return message
 
 

@@ -21,7 +21,8 @@ from tandem.worker.front.validation import Delivery
 
 @dataclass(slots=True)
 class Tokens:
-    """Holds tokens of one output and what is known of each, in parallel lists."""
+    """Holds tokens of one output and what is known of each, in parallel lists; of an output whose logprobs nobody asks
+    for, ids alone."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -109,12 +110,13 @@ class OutputStream:
         if not tokens.ids:
             self._pending_since = now
         tokens.ids.append(token)
-        tokens.logprobs.append(logprob)
-        tokens.ranks.append(rank)
-        if self.delivery.others:
-            tokens.others.append(others or ([], [], []))
-        if whole is not None:
-            tokens.whole.append(whole)
+        if self.delivery.scored:
+            tokens.logprobs.append(logprob)
+            tokens.ranks.append(rank)
+            if self.delivery.others:
+                tokens.others.append(others or ([], [], []))
+            if whole is not None:
+                tokens.whole.append(whole)
         if self.carrier is not None:
             self.carrier.came(self)
         elif len(tokens.ids) >= self.delivery.interval_tokens or self.delivery.max_delay_seconds is not None:
@@ -163,8 +165,17 @@ class OutputStream:
         else:
             taken = self._tokens.cut(min(ready, self.delivery.most_tokens))
         self._pending_since = time.monotonic()
-        self.sent += len(taken)
+        self.sent += len(taken.ids)
         self.total_logprob += math.fsum(taken.logprobs)
+        return taken
+
+    def take_ids(self) -> list[int]:
+        """Returns the ids of what `take` would return, of an output that is told nothing else."""
+        if self._held:
+            return self.take().ids
+        tokens = self._tokens
+        taken, tokens.ids = tokens.ids, []
+        self.sent += len(taken)
         return taken
 
 

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -83,8 +83,9 @@ class Observer(Protocol):
         """Called after a step, before its tokens reach the streams."""
         ...
 
-    def token_gaps(self, seconds: Sequence[float]) -> None:
-        """Called after a step with the times since the last token of each stream that has one more."""
+    def token_gaps(self, seconds: Mapping[float, int]) -> None:
+        """Called after a step with the times since the last token of each stream that has one more, and how many
+        streams have each."""
         ...
 
     def request_ended(self, stream: OutputStream, ended: Ended) -> None:
@@ -286,15 +287,15 @@ class EngineSupervisor:
         none = itertools.repeat(None)
         others = step.others.each() if step.others is not None else none
         wholes = map(step.whole.get, itertools.count()) if step.whole else none  # nearly always empty
-        gaps: list[float] = []
+        latest: dict[float, int] = {}  # when the streams had their last token, and how many had it then
         every = zip(numbers, ids, logprobs, ranks, others, wholes, strict=False)
         for number, token, logprob, rank, other, whole in every:
             stream = streams.get(number)
             if stream is not None:  # else nobody reads it any more
-                if stream.pushed_at:
-                    gaps.append(now - stream.pushed_at)
+                latest[stream.pushed_at] = latest.get(stream.pushed_at, 0) + 1
                 stream.push(token, logprob, now, rank, other, whole)
-        self._observer.token_gaps(gaps)
+        latest.pop(0.0, None)  # they have their first
+        self._observer.token_gaps({now - at: count for at, count in latest.items()})
         for number, held in step.held:
             stream = streams.get(number)
             if stream is not None:

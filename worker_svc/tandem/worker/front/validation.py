@@ -51,6 +51,17 @@ class Delivery:
     max_delay_seconds: float | None
     others: bool = False  # tokens besides the sampled one are reported at each position
     most_tokens: int = sys.maxsize  # of a message
+    scored: bool = True  # logprobs are told, or outputs are ranked by them
+
+    @property
+    def is_plain(self) -> bool:
+        """Tells whether each token may be sent as soon as it comes, with nothing that makes its message large."""
+        return (
+            self.interval_tokens == 1
+            and self.max_delay_seconds is None
+            and not self.others
+            and self.most_tokens == sys.maxsize
+        )
 
 
 def validate(
@@ -101,7 +112,8 @@ def validate(
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
     most = max(1, _MESSAGE_BYTES // (4 * info.vocabulary_size)) if submit.logprobs.whole else sys.maxsize
     interval = min(max(1, output.stream_interval_tokens), most)
-    return submit, Delivery(interval, delay, others=submit.logprobs.width > 0, most_tokens=most)
+    logprobs = submit.logprobs
+    return submit, Delivery(interval, delay, others=logprobs.width > 0, most_tokens=most, scored=logprobs.sampled)
 
 
 def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:
