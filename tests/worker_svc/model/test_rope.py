@@ -104,13 +104,24 @@ def test_an_operators_scale_divides_positions_and_alpha_raises_theta_as_dynamic_
 
 
 def test_a_position_turns_alike_whatever_the_context_length() -> None:
-    long = RotaryTable(config(20011), "cpu").table
+    long = RotaryTable(config(20011), "cpu")
+    long.reach(20011)
     for context_length in (1, 7, 8193, 20000):
-        assert torch.equal(RotaryTable(config(context_length), "cpu").table, long[:context_length])
+        table = RotaryTable(config(context_length), "cpu")
+        for positions in (8195, 8200, 1 << 40, 3):
+            table.reach(positions)
+        assert torch.equal(table.table, long.table[:context_length])
+
+
+def test_a_table_has_no_more_positions_than_a_cache() -> None:
+    table = RotaryTable(config(10 << 20), "cpu")
+    table.reach(8200)
+    assert len(table.table) == 8200
 
 
 def test_rotation_equals_transformers_at_far_positions() -> None:
     table = RotaryTable(config(131072), "cpu")
+    table.reach(131072)
     positions = torch.tensor([0, 1, 5, 8191, 8192, 100_000, 131_071])
     x = torch.randn(len(positions), 3, 12, generator=torch.Generator().manual_seed(0))
     angles = torch.outer(positions.float(), frequencies(config(8))).repeat(1, 2)

@@ -189,10 +189,9 @@ class QuantizedWeight(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
         if self.compiled:
-            inputs = x.float() if self.order is None else x.float().index_select(1, self.order)
             product = native.quantized_product(
-                inputs, self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits, table=self.table,
-                scale_unit=self.scale_unit, least_unit=self.least_unit,
+                x.float(), self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits, table=self.table,
+                scale_unit=self.scale_unit, least_unit=self.least_unit, order=self.order,
             )  # fmt: skip
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))

@@ -20,7 +20,7 @@ from tandem.worker.checkpoints.model_config import ModelConfig, Rope
 
 Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
 
-_BLOCK = 8192  # positions whose angles are worked out at once
+_BLOCK = 8192  # positions whose angles are worked out at once, and that a table has at first
 
 
 def frequencies(config: ModelConfig) -> torch.Tensor:
@@ -72,29 +72,39 @@ def _pair_that_turns(config: ModelConfig, scaling: RopeScaling, turns: float) ->
 
 
 class RotaryTable(torch.nn.Module):
-    """Cosines and sines of every position up to the context length, float32.
+    """Cosines and sines of positions, float32: as many as a cache can have (`reach`), since the context length may be
+    millions.
 
     Angles are float32 products, as in the reference implementations that the weights were trained with; their cosines
     are taken in float64 and rounded, so that an entry's bits do not depend on its place in the table.
     """
 
-    table: torch.Tensor  # [context_length, head_dim]: cosines, then sines
+    table: torch.Tensor  # [positions, head_dim]: cosines, then sines
 
     def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
         super().__init__()
-        half, pairs = config.head_dim // 2, config.rotated // 2
-        turning = frequencies(config)
-        size = torch.ones(half, dtype=torch.float64)
+        pairs = config.rotated // 2
+        self._context_length, self._turning = config.context_length, frequencies(config)
+        self._size = torch.ones(config.head_dim // 2, dtype=torch.float64)
         if config.rope_scaling is not None:
-            size[:pairs] = config.rope_scaling.of_context(config.context_length).attention_factor
-        table = torch.empty((config.context_length, config.head_dim), dtype=torch.float32)
-        for start in range(0, config.context_length, _BLOCK):
+            self._size[:pairs] = config.rope_scaling.of_context(config.context_length).attention_factor
+        self.register_buffer("table", torch.empty((0, config.head_dim), device=device), persistent=False)
+        self.reach(_BLOCK)
+
+    def reach(self, positions: int) -> None:
+        """Has so many positions from now on, but no more than the context length, nor fewer than before."""
+        first, last = len(self.table), min(positions, self._context_length)
+        if last <= first:
+            return
+        half = len(self._size)
+        table = torch.empty((last - first, 2 * half), dtype=torch.float32)
+        for start in range(0, last - first, _BLOCK):
             block = table[start : start + _BLOCK]
-            positions = torch.arange(start, start + len(block), dtype=torch.float32)
-            angles = torch.outer(positions, turning).double()
-            block[:, :half] = angles.cos() * size
-            block[:, half:] = angles.sin() * size
-        self.register_buffer("table", table.to(device), persistent=False)
+            numbers = torch.arange(first + start, first + start + len(block), dtype=torch.float32)
+            angles = torch.outer(numbers, self._turning).double()
+            block[:, :half] = angles.cos() * self._size
+            block[:, half:] = angles.sin() * self._size
+        self.table = torch.cat((self.table, table.to(self.table.device)))
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cosines and signed sines for rows at `positions` `[N]`, each `[N, 1, head_dim]`, for `rotate`."""
@@ -111,6 +121,12 @@ class Rotations(torch.nn.Module):
         self._kinds = frozenset(config.layer_ropes)
         self.model = RotaryTable(config.for_full_layers(), device)
         self.window = RotaryTable(config.for_windows(), device) if "window" in self._kinds else None
+
+    def reach(self, positions: int) -> None:
+        """See `RotaryTable.reach`."""
+        self.model.reach(positions)
+        if self.window is not None:
+            self.window.reach(positions)
 
     def at(self, positions: torch.Tensor) -> dict[Rope, Rotation]:
         """What `rotate` needs for rows at `positions` `[N]`, each `[N, 1, head_dim]`; by 1 and 0 nothing changes."""

@@ -68,6 +68,7 @@ class ModelRunner:
         self.states = states
         self.device = cache.device
         self.row_multiple = model.operations.row_multiple
+        model.rotations.reach(cache.shape.pages * cache.shape.page_size)
 
     @property
     def tried_decodes(self) -> list[int]:

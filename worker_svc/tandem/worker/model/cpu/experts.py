@@ -153,6 +153,8 @@ def _matrices(linears: Sequence[Linear]) -> ctypes.Array[Matrix]:
     if any(len(some) != 1 for some in found):
         raise ValueError("there are no kernels for their matrices")
     matrices = [matrix for (matrix,) in found]
+    if any(matrix.order for matrix in matrices):
+        raise ValueError("columns of theirs are in another order than the inputs")
     if len({tuple(getattr(matrix, name) for name in ALIKE) for matrix in matrices}) > 1:
         raise ValueError("experts' matrices are of different kinds")
     return (Matrix * len(matrices))(*matrices)

@@ -22,6 +22,7 @@ class Matrix(ctypes.Structure):
     """A stored matrix. It points at a weight's tensors, which must outlive it."""
 
     bias: int | None
+    order: int | None
     bits: int
     panels: int
     outputs: int
@@ -31,6 +32,7 @@ class Matrix(ctypes.Structure):
         *((name, _Number) for name in ("bits", "half", "per_channel")),
         *((name, _Size) for name in ("inputs", "outputs", "panels", "groups", "group")),
         ("bias", _Pointer),
+        ("order", _Pointer),
     )
 
     @property
@@ -75,14 +77,14 @@ def _matrix(weight: torch.nn.Module, inputs: int, outputs: int) -> Matrix | None
             panels=len(weight.q),
             groups=weight.groups,
         )
-    if type(weight) is not QuantizedWeight or not weight.compiled or weight.order is not None:
+    if type(weight) is not QuantizedWeight or not weight.compiled:
         return None
     return Matrix(
         numbers=weight.q.data_ptr(),
         scale=weight.scale.data_ptr(),
         **{
             name: None if (part := getattr(weight, name)) is None else part.data_ptr()
-            for name in ("least", "scale_unit", "least_unit", "table")
+            for name in ("least", "scale_unit", "least_unit", "table", "order")
         },
         bits=weight.kind.bits,
         half=SCALES[weight.scale.dtype],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from tandem.worker.checkpoints.memory import zeros
+from tandem.worker.checkpoints.memory import WEIGHTS
 from tandem.worker.model.cpu.native import PANEL
 
 
 def empty_panels(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Room for so many rows, zero."""
-    return zeros((-(-rows // PANEL), columns, PANEL), dtype)
+    return WEIGHTS.zeros((-(-rows // PANEL), columns, PANEL), dtype)
 
 
 def fill_panels(panels: torch.Tensor, row: int, rows: torch.Tensor) -> None:
@@ -34,6 +34,5 @@ def panel_rows(panels: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def first_panels(panels: torch.Tensor, rows: int) -> torch.Tensor:
-    """A copy of those that hold the first rows."""
-    first = panels[: -(-rows // PANEL)]
-    return zeros(tuple(first.shape), first.dtype).copy_(first)
+    """Those that hold the first rows; the others, never written to, take no memory."""
+    return panels[: -(-rows // PANEL)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.memory import zeros
+from tandem.worker.checkpoints.memory import WEIGHTS
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.native import PANEL, WIDE_TILE
 
@@ -28,7 +28,7 @@ class WidePanels(torch.nn.Module):
         words = WIDE_TILE // 2 if dtype == torch.bfloat16 else 1
         steps = -(-columns // WIDE_TILE) if dtype == torch.bfloat16 else columns
         shape = (-(-rows // _PAIR), steps, 2, words, PANEL)
-        empty = zeros(shape, torch.int32 if dtype == torch.bfloat16 else dtype)
+        empty = WEIGHTS.zeros(shape, torch.int32 if dtype == torch.bfloat16 else dtype)
         self.register_buffer("panels", empty.view(dtype))
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class WidePanels(torch.nn.Module):
 
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""
-        self.panels, self._rows = self.panels[: -(-rows // _PAIR)].clone(), rows
+        self.panels, self._rows = self.panels[: -(-rows // _PAIR)], rows
 
     def settle(self) -> None:
         """Nothing is left to do."""

@@ -65,11 +65,13 @@ def quantized_product(
     table: torch.Tensor | None = None,
     scale_unit: torch.Tensor | None = None,
     least_unit: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`x [rows, k]` fp32 times int8 or int4 weights: `[rows, panels * 16]` fp32.
 
     See `QuantizedWeight`; rows are quantized in `groups` groups of `group` numbers, which zeros fill up: to int8 for
-    int4 weights in groups of 32 or 16 whose numbers are digits, or these less 8, else to int16.
+    int4 weights in groups of 32 or 16 whose numbers are digits, or these less 8, else to int16. `order [k]` int64: which
+    number of a row each column of the weights multiplies, if not that of its place.
     """
     x = x.contiguous()
     rows, k = x.shape
@@ -87,6 +89,7 @@ def quantized_product(
         SCALES[scale.dtype],
         scale.shape[1] == 1 and groups > 1,
         x.data_ptr(),
+        0 if order is None else order.data_ptr(),
         k,
         room.data_ptr(),
         out.data_ptr(),

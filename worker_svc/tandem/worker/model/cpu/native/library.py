@@ -12,7 +12,7 @@ from tandem.common.compiled import CSources, Signature
 _POINTER, _SIZE, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _FUNCTIONS: dict[str, Signature] = {
     "quantized_product": (
-        [_NUMBER, *[_POINTER] * 6, *[_NUMBER] * 2, _POINTER, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
+        [_NUMBER, *[_POINTER] * 6, *[_NUMBER] * 2, *[_POINTER] * 2, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
         None,
     ),
     "allow_wide": ([_NUMBER], _NUMBER),

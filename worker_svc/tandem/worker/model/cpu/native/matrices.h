@@ -12,7 +12,8 @@ typedef struct {
     const int16_t *table;
     int32_t bits, half, per_channel;  // half: with 16 and WIDE, bf16; else as in `Product`
     int64_t inputs, outputs, panels, groups, group;
-    const float *bias;  // [outputs], or 0
+    const float *bias;     // [outputs], or 0
+    const int64_t *order;  // as in `Rounding`
 } Matrix;
 
 // Numbers from a row of the product to the next.
@@ -29,11 +30,13 @@ INLINE void matrix_product(const Matrix *m, const float *x, int32_t *room, float
     else if (m->bits == 16) tandem_half_product(m->half, m->numbers, x, out, rows, m->inputs, m->panels, threads);
     else
         tandem_quantized_product(m->bits, m->numbers, m->scale, m->least, m->scale_unit, m->least_unit, m->table,
-                                 m->half, m->per_channel, x, m->inputs, room, out, rows, m->panels, m->groups, m->group,
-                                 threads);
+                                 m->half, m->per_channel, x, m->order, m->inputs, room, out, rows, m->panels, m->groups,
+                                 m->group, threads);
 }
 
-INLINE Rounding rounding_for(const Matrix *m) { return rounding_of(m->bits, m->table, m->inputs, m->groups, m->group); }
+INLINE Rounding rounding_for(const Matrix *m) {
+    return rounding_of(m->bits, m->table, m->order, m->inputs, m->groups, m->group);
+}
 
 int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out, int64_t rows, int threads);
 

@@ -35,11 +35,11 @@ int tandem_allow_wide(int allowed) {
 
 // ---------------------------------------------------------------------------------------------------- activations
 
-Rounding rounding_of(int bits, const int16_t *table, int64_t k, int64_t groups, int64_t group) {
+Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
     const int less = group <= SPAN ? less_than_digits(table) : 0,
               digits = bits == 4 && group <= SPAN && (!table || less);
     const int twice = digits && !(wide_allowed && wide_is_there());
-    return (Rounding){k, groups, group, groups * (group / 2 + twice), less, digits, twice};
+    return (Rounding){k, groups, group, groups * (group / 2 + twice), less, digits, twice, order};
 }
 
 // 16 integers as words of two int8 twice.
@@ -67,11 +67,12 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
     for (int64_t place = first_place; place < last_place; place++) {
         const int64_t row = place / groups, first = place % groups * group;
         const float *from = x + row * k + first;
-        float tail[128];
-        if (first + group > k) {
-            memset(tail, 0, sizeof tail);
-            if (first < k) memcpy(tail, from, (size_t)(k - first) * sizeof(float));
-            from = tail;
+        float gathered[128];
+        if (how->order || first + group > k) {
+            memset(gathered, 0, sizeof gathered);
+            for (int64_t i = first; i < k && i < first + group; i++)
+                gathered[i - first] = x[row * k + (how->order ? how->order[i] : i)];
+            from = gathered;
         }
         __m256 largest = _mm256_setzero_ps(), broken = _mm256_setzero_ps();
         for (int64_t i = 0; i < group; i += 8) {
@@ -280,12 +281,12 @@ void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t ro
     }
 }
 
-// x [rows, k] -> out [rows, panels * 16]; `room` has 2 rows (words + 2 groups) numbers.
+// x [rows, k] -> out [rows, panels * 16]; `order` as in `Rounding`; `room` has 2 rows (words + 2 groups) numbers.
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least,
                               const uint16_t *scale_unit, const uint16_t *least_unit, const int16_t *table, int half,
-                              int per_channel, const float *x, int64_t k, int32_t *room, float *out, int64_t rows,
-                              int64_t panels, int64_t groups, int64_t group, int threads) {
-    const Rounding how = rounding_of(bits, table, k, groups, group);
+                              int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
+                              float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
+    const Rounding how = rounding_of(bits, table, order, k, groups, group);
     const int64_t words = rows * how.words, scales = rows * groups;
     int32_t *x_rows = room, *scale_rows = x_rows + words, *sum_rows = scale_rows + scales;
     quantize_rows(x, rows, &how, x_rows, (float *)scale_rows, (float *)sum_rows, threads);

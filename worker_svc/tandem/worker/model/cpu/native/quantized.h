@@ -47,9 +47,10 @@ typedef struct {
     // By AVX2, digits take words of two int8 twice, and behind those of each group a word of twice the int16 that is -8
     // times their sum. All other words are two int16.
     int twice;
+    const int64_t *order;  // [k], which of a row's numbers comes at each place; 0: that of the place
 } Rounding;
 
-Rounding rounding_of(int bits, const int16_t *table, int64_t k, int64_t groups, int64_t group);
+Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group);
 
 // Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
 INLINE int64_t tile_rows(int64_t left, int64_t most) {
