@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
@@ -130,6 +131,18 @@ def test_a_packed_model_is_that_of_its_numbers(name: str, tmp_path: Path, monkey
     # 8 bits with zeros are made plain; q, k and v, each in an order of its own, lie apart.
     assert weights == (0 if "asymmetric" in name and "8" in name else 14 if FORMATS[name].get("desc_act") else 8)
     torch.testing.assert_close(logits_in_chunks(kept, ids, [30]), expected, atol=1e-4, rtol=0)
+
+
+def test_layers_of_columns_in_another_order_are_one_call_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_packed(tmp_path, FORMATS["gptq in the order of activations"])
+    model = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32)
+    ids = some_ids(97, 30)
+    assert all(layer.compiled is not None and not layer.compiled.ends_early for layer in model.layers)  # type: ignore[operator,union-attr]
+    together = logits_in_chunks(model, ids, [20, 9, 1])
+    monkeypatch.setattr(native_layer, "MOST_ROWS", 0)
+    assert torch.equal(logits_in_chunks(model, ids, [20, 9, 1]), together)
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq"])

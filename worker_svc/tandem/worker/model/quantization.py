@@ -190,8 +190,8 @@ class QuantizedWeight(torch.nn.Module):
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
         if self.compiled:
             product = native.quantized_product(
-                x.float(), self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits, table=self.table,
-                scale_unit=self.scale_unit, least_unit=self.least_unit, order=self.order,
+                x.float(), self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits,
+                table=self.table, scale_unit=self.scale_unit, least_unit=self.least_unit, order=self.order,
             )  # fmt: skip
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
