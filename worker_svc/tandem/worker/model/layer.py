@@ -32,6 +32,7 @@ from tandem.worker.model.cpu.layer_parts import (
     Given,
     LayerNorms,
 )
+from tandem.worker.model.cpu.stack import Placed
 from tandem.worker.model.destinations import Destination, of_experts, of_gated, of_norm
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
@@ -168,20 +169,20 @@ class Layer(torch.nn.Module):
         """Returns `x [N, hidden]` after the layer and what is still to be added to it, given both before it; x itself
         is overwritten. With `wanted` `[M]`, only those rows come out."""
         mlp = self.feed_forward
-        in_one = self._in_one_call(x, delta, step, wanted)
-        if in_one is not None:
-            x, delta, seen = in_one
-            if seen is None:
-                return x, delta
-            entering: Rows = seen
-        else:
-            attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
-            if wanted is not None:
-                x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-            delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
-            if mlp is None:
-                return x, delta
-            entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
+        if wanted is not None:
+            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+        delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+        if mlp is None:
+            return x, delta
+        entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        return self.feed(x, delta, entering, step, wanted)
+
+    def feed(
+        self, x: torch.Tensor, delta: torch.Tensor, entering: Rows, step: Step, wanted: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what `forward` does, given both and what is `entering` the feed-forward part before it."""
+        mlp = self.feed_forward
         assert mlp is not None
         answers = self._ranks.add_up(mlp(entering))
         delta = self._leave_mlp(answers if self.beside is None else self.beside(x, answers))
@@ -192,19 +193,6 @@ class Layer(torch.nn.Module):
         if self.scale is not None:
             x, delta = x.mul_(self.scale.weight), delta * self.scale.weight
         return x, delta
-
-    def _in_one_call(
-        self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
-        """Returns what `forward` does, and what the feed-forward part is given if it is still to come; None where the
-        layer is computed piece by piece."""
-        in_one, compiled = step.compiled.get(self.kind), self.compiled
-        if in_one is None or compiled is None or (wanted is not None and len(wanted) != len(x)):
-            return None
-        delta, seen = compiled.run(in_one, x, delta, step.cache, self._index, self._state_index, step.states)
-        if wanted is not None:
-            x, delta, seen = (rows.index_select(0, wanted) for rows in (x, delta, seen))
-        return x, delta, seen if compiled.ends_early else None
 
     @property
     def _takes_float8(self) -> bool:
@@ -264,6 +252,11 @@ class Layer(torch.nn.Module):
         return CompiledLayer.of(
             config.hidden_size, *mixing, None, Behind.THE_CALLERS if self._feeds else Behind.NOTHING, norms
         )
+
+    @property
+    def placed(self) -> Placed | None:
+        """Returns the compiled layer and what is its own of the model's caches, if there is one."""
+        return None if self.compiled is None else Placed(self.compiled, self.kind, self._index, self._state_index)
 
     def _feeding(self) -> Feeding | FeedingExperts | None:
         """Returns the feed-forward part as a call has it; None where its experts are computed otherwise."""

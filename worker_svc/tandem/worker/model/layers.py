@@ -125,8 +125,6 @@ class BesideLayer(Layer):
         self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
-        if (in_one := self._in_one_call(x, delta, step, wanted)) is not None:
-            return in_one[:2]
         normed = self._enter_attention(x, delta)
         assert step.states is not None and isinstance(normed, torch.Tensor) and self.feed_forward is not None
         attended = self._attend(normed, step)
@@ -157,8 +155,6 @@ class FeedForwardLayer(Layer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
         assert self.feed_forward is not None
-        if (in_one := self._in_one_call(x, delta, step, wanted)) is not None:
-            return in_one[:2]
         if wanted is not None:
             x, delta = x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted)
         return x, self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta)))
@@ -179,8 +175,6 @@ class ParallelLayer(Layer):
         self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
-        if (in_one := self._in_one_call(x, delta, step, wanted)) is not None:
-            return in_one[:2]
         normed = self._enter_attention(x, delta)
         assert isinstance(normed, torch.Tensor) and self.feed_forward is not None
         attended = self._attend(normed, step)

@@ -6,19 +6,15 @@ rows if their number is a multiple of `row_multiple`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig
 from tandem.worker.model.attention import Plan, soft_cap_
-from tandem.worker.model.cpu.layer import (
-    CompiledLayer,
-    LayerKind,
-    compiled_steps,
-)
 from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.cpu.stack import CompiledStack
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
@@ -102,15 +98,15 @@ class Transformer(torch.nn.Module):
         growth = None if self._growth is None else self._growth.at(positions)
         x, delta = self._begin(ids, slots), None
         given = None if self.given is None else self.given(ids, x)
-        compiled = compiled_steps(self.operations, self._compiled, cache, rotations, growth, slots, plans, given)
+        compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
         wanted = logit_rows if cache.hidden is None else None
-        for behind, layer in zip(range(len(self.layers) - 1, -1, -1), self.layers, strict=True):
-            if late is not None and behind == self.config.shared_layers - 1:
-                assert delta is not None
-                x, delta, wanted = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), None
-                step = step.of(logit_rows, late)
-            x, delta = layer(x, delta, step, None if behind else wanted)
+        shared = len(self.layers) if late is None else len(self.layers) - self.config.shared_layers
+        x, delta = self._compute(0, shared, x, delta, step, wanted if late is None else None)
+        if late is not None:
+            assert delta is not None
+            x, delta, step = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), step.of(logit_rows, late)
+            x, delta = self._compute(shared, len(self.layers), x, delta, step, None)
         logits = self.output(self._end(x, delta, cache, slots, logit_rows))
         if self._converts_logits:
             logits = logits.float()
@@ -118,6 +114,38 @@ class Transformer(torch.nn.Module):
         if self.config.logit_multiplier != 1:
             logits = logits * self.config.logit_multiplier
         return soft_cap_(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
+
+    def _compute(
+        self,
+        first: int,
+        last: int,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        step: Step,
+        wanted: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns x and delta behind layers from `first` on, before `last`, as `Layer.forward` has them; with `wanted`
+        `[M]`, those rows alone. Where they are fewer, the last layer is computed piece by piece, and less of it."""
+        fewer = wanted is not None and len(wanted) != len(x)
+        together = last - 1 if fewer else last
+        place = first
+        while place < last:
+            place, x, delta, seen = self._stack.run(step.compiled, place, together, x, delta, step.cache, step.states)
+            if seen is not None:
+                assert delta is not None
+                x, delta = self._layer(place - 1).feed(x, delta, seen, step)
+            elif place < last:
+                x, delta = self._layer(place)(x, delta, step, wanted if fewer and place == last - 1 else None)
+                place += 1
+        if wanted is not None and not fewer:
+            assert delta is not None
+            x, delta = x.index_select(0, wanted), delta.index_select(0, wanted)
+        return x, delta
+
+    def _layer(self, index: int) -> Layer:
+        layer = self.layers[index]
+        assert isinstance(layer, Layer)
+        return layer
 
     def _begin(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Returns what the layers begin with, `[N, hidden]`."""
@@ -137,14 +165,9 @@ class Transformer(torch.nn.Module):
         return normed.index_select(0, logit_rows)
 
     @cached_property
-    def _compiled(self) -> Mapping[LayerKind, Sequence[CompiledLayer]]:
-        """Returns the layers that are compiled, by their kinds, once the weights are there."""
-        kinds: dict[LayerKind, list[CompiledLayer]] = {}
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            if layer.compiled is not None:
-                kinds.setdefault(layer.kind, []).append(layer.compiled)
-        return kinds
+    def _stack(self) -> CompiledStack:
+        """Returns the layers that are compiled, once the weights are there."""
+        return CompiledStack([self._layer(index).placed for index in range(len(self.layers))])
 
     @property
     def logits_dtype(self) -> torch.dtype:

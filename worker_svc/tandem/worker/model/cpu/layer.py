@@ -1,14 +1,12 @@
-"""Whole layers, or all of them up to the feed-forward part, in one call of the compiled library, for the few rows of a
-decode.
+"""A layer, or all of it up to the feed-forward part, as the compiled library computes it, for the few rows of a decode.
 
-There the time between two operations decides: threads that have nothing to do fall asleep within 20 us, about as long
-as Python takes from one call to the next, and waking them takes longer than a small operation. What is called are the
-same functions in the same order as otherwise, so the bits are the same.
+See `stack.py`, which calls it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -36,18 +34,19 @@ from tandem.worker.model.cpu.layer_parts import (
     MixingStruct,
     NormStruct,
     StepStruct,
+    TurnStruct,
 )
 from tandem.worker.model.cpu.matrices import Matrix, matrices_of
 from tandem.worker.model.cpu.native.layers import ACTIVATIONS, FORMATS, LANES, WORTH_A_THREAD, heads_of, pages_of
-from tandem.worker.model.cpu.native.library import calls
-from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
-from tandem.worker.model.cpu.recurrence import CompiledMoves, carrying, serves
+from tandem.worker.model.cpu.operations import NativePlan
+from tandem.worker.model.cpu.recurrence import Carrying, CompiledMoves, carries_on, carrying, serves
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Linear
-from tandem.worker.model.operations import Operations, StateMoves
+from tandem.worker.model.operations import StateMoves
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.rope import Rotation
+from tandem.worker.model.states import StateCache
 
 MOST_ROWS = 64  # with more, quantized products take so long that nothing else matters
 MOST_WIDE_ROWS = 2048  # with plain ones, room for what a layer computes is had once instead of once a layer
@@ -71,6 +70,12 @@ class CompiledLayer:
         self._attends = bool(layer.attention.output.outputs)
         self.rooms = rooms  # numbers a row of what it computes
         self.ends_early = layer.feeds == Behind.THE_CALLERS.value
+        self._turn = TurnStruct(layer=ctypes.addressof(layer))
+        self.turn = ctypes.addressof(self._turn)
+        self._cache: weakref.ref[KVCache] | None = None  # what the turn has pages of
+        self._pages: list[ctypes.Structure] = []
+        self._carrying: Carrying | None = None
+        self._states: weakref.ref[StateCache] | None = None  # what `_carrying` is of
 
     @property
     def most_rows(self) -> int:
@@ -141,41 +146,33 @@ class CompiledLayer:
         experts = feeding.experts if isinstance(feeding, FeedingExperts) else None
         return cls(layer, rooms, rule, experts, wide=wide)
 
-    def run(
-        self,
-        step: CompiledStep,
-        x: torch.Tensor,
-        delta: torch.Tensor | None,
-        cache: KVCache,
-        index: int,
-        state_index: int,
-        states: StateMoves | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns what is to be added to `x` `[N, hidden]`, which is overwritten, as `Layer.forward` has it; and, where
-        the layer ends early, what its feed-forward part is given, which holds until the next layer. `index` is that of
-        the layer's keys and values, `state_index` that of its states."""
-        begins = delta is None
-        delta = torch.empty_like(x) if delta is None else delta.contiguous()
-        given: list[ctypes.Structure | None] = [None, None, None]
-        if self._rule is not None:
-            assert isinstance(states, CompiledMoves), "a step of a model with states says where they are"
-            given[2] = carrying(self._rule, state_index, states.plan)
-        if self._attends:
-            given[:2] = pages_of(cache.keys[index]), pages_of(cache.values[index])
+    def prepare(
+        self, step: CompiledStep, cache: KVCache, index: int, state_index: int, states: StateMoves | None
+    ) -> None:
+        """Makes the turn that of this layer in a step; all of these must outlive its call. `index` is that of the
+        layer's keys and values, `state_index` that of its states."""
+        turn = self._turn
+        turn.step = step.address
+        if self._attends and (self._cache is None or self._cache() is not cache):
+            self._pages = [pages_of(cache.keys[index]), pages_of(cache.values[index])]
+            turn.keys, turn.values = map(ctypes.addressof, self._pages)
             if cache.key_channels is not None:
                 channels, made = cache.key_channels[index], self._struct.made
                 made.key_mean, made.key_scale = channels.mean.data_ptr(), channels.scale.data_ptr()
-        failed = calls().tandem_layer(
-            ctypes.addressof(self._struct),
-            ctypes.addressof(step.struct),
-            x.data_ptr(),
-            delta.data_ptr(),
-            begins,
-            *(None if one is None else ctypes.addressof(one) for one in given),
-        )
-        if failed:
-            raise MemoryError("no memory for a block of attention")
-        return delta, step.normed if self._struct.enter_mlp.weight else x
+            self._cache = weakref.ref(cache)
+        if self._rule is not None:
+            assert isinstance(states, CompiledMoves), "a step of a model with states says where they are"
+            plan = states.plan
+            if self._carrying is None or plan.cache is None or self._states is None or self._states() is not plan.cache:
+                self._carrying = carrying(self._rule, state_index, plan)
+                self._states = None if plan.cache is None else weakref.ref(plan.cache)
+                turn.state = ctypes.addressof(self._carrying)
+            else:
+                carries_on(self._carrying, self._rule, plan)
+
+    def seen(self, step: CompiledStep, x: torch.Tensor) -> torch.Tensor:
+        """Returns what the feed-forward part is given behind a layer that ends early, which holds until the next."""
+        return step.normed if self._struct.enter_mlp.weight else x
 
 
 class CompiledStep:
@@ -223,26 +220,7 @@ class CompiledStep:
             input_stride=0 if inputs is None else inputs.stride(0),
             **{name: room.data_ptr() for name, room in rooms.items()},
         )
-
-
-def compiled_steps(
-    operations: Operations,
-    layers: Mapping[LayerKind, Sequence[CompiledLayer]],
-    cache: KVCache,
-    rotations: Mapping[Rope, Rotation],
-    growth: torch.Tensor | None,
-    slots: torch.Tensor,
-    plans: Mapping[AttentionKind, Plan],
-    inputs: torch.Tensor | None,
-) -> dict[LayerKind, CompiledStep]:
-    """For each kind of layer; without those that are to be computed piece by piece."""
-    if type(operations) is not NativeOperations or not stores_rows(cache):
-        return {}
-    return {
-        kind: CompiledStep(some, cache, rotations[kind[1]], growth, slots, plan, inputs)
-        for kind, some in layers.items()
-        if isinstance(plan := plans[kind[0]], NativePlan) and slots.shape[1] <= min(each.most_rows for each in some)
-    }
+        self.address = ctypes.addressof(self.struct)
 
 
 class _NotServedError(Exception):

@@ -139,6 +139,16 @@ class StepStruct(ctypes.Structure):
     )
 
 
+class TurnStruct(ctypes.Structure):
+    """A layer in a step, and what it keeps."""
+
+    step: int
+    keys: int
+    values: int
+    state: int
+    _fields_ = tuple((name, _Pointer) for name in ("layer", "step", "keys", "values", "state"))
+
+
 NormVectors: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # a weight and perhaps a bias, [hidden]
 
 

@@ -22,6 +22,8 @@ _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Recurrence(ctypes.Structure):
+    room: int
+    threads: int
     _fields_ = (
         *((name, _Pointer) for name in ("mixed", "gates", "filter", "filter_bias", "rate", "bias", "skip", "norm")),
         *((name, _Pointer) for name in ("states", "tails", "journals", "room", "out")),
@@ -107,6 +109,14 @@ def carrying(rule: Rule, layer: int, plan: StatePlan) -> Carrying:
         covered=plan.rows,
         rule=_RULES.index(kind),
     )
+
+
+def carries_on(carrying: Carrying, rule: Rule, plan: StatePlan) -> None:
+    """Makes of what moved the same layer's states in another step, of the same cache, what moves them in this one."""
+    step = carrying.r
+    step.room, step.threads = plan.room(rule.sizes.channels + rule.sizes.factors).data_ptr(), torch.get_num_threads()
+    carrying.works, carrying.saves = plan.works.ctypes.data, plan.saves.ctypes.data
+    carrying.count, carrying.covered = len(plan.works), plan.rows
 
 
 def _fill(step: _Recurrence, rule: Rule) -> str:

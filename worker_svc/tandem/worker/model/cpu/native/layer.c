@@ -1,4 +1,4 @@
-// A whole layer in one call: between two of its operations no thread has the time to fall asleep.
+// Whole layers in one call: between two of their operations no thread has the time to fall asleep.
 
 #include "matrices.h"
 #include "operations.h"
@@ -338,14 +338,22 @@ static int mix(const Layer *l, const Step *s, const float *entering, float *out,
     return failed;
 }
 
-// x [rows, hidden] and `delta`, which is still to be added to it, before the layer (unless `begins`) and after it. Where
-// the feed-forward part is the caller's, x and `normed` are ready for it. `state`: unless the layer has one, 0.
-int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begins, const Pages *keys,
-                 const Pages *values, Carrying *state) {
+// A layer in a step, and what it keeps. `state`: unless the layer has one, 0.
+typedef struct {
+    const Layer *layer;
+    const Step *step;
+    const Pages *keys, *values;
+    Carrying *state;
+} Turn;
+
+// x [rows, hidden] and `delta`, which is still to be added to it, before the layer (unless `begins`) and after it.
+static int compute(const Turn *turn, float *x, float *delta, int begins) {
+    const Layer *l = turn->layer;
+    const Step *s = turn->step;
     const float *entering = enter(l, s, x, begins ? 0 : delta, &l->enter_attention);
     int failed = 0;
-    if (state || l->attention.output.outputs) {
-        failed = mix(l, s, entering, delta, keys, values, state);
+    if (turn->state || l->attention.output.outputs) {
+        failed = mix(l, s, entering, delta, turn->keys, turn->values, turn->state);
         leave(l, s, delta, &l->leave_attention);
         if (l->feeds == NOTHING) return failed;
         if (l->parallel) {
@@ -359,5 +367,13 @@ int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begi
     feed(l, s, entering, delta);
     leave(l, s, delta, &l->leave_mlp);
     finish(l, s, x, delta);
+    return failed;
+}
+
+// Layers one after the other. Where the feed-forward part of the last one is the caller's, x and `normed` are ready for
+// it; of the others it is not. Returns 0, or 1 without memory.
+int tandem_layers(const Turn *const *turns, int64_t count, float *x, float *delta, int begins) {
+    int failed = 0;
+    for (int64_t n = 0; n < count; n++) failed |= compute(turns[n], x, delta, begins && n == 0);
     return failed;
 }

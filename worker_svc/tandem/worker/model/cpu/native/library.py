@@ -49,7 +49,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "heads": ([_POINTER, _SIZE, *[_POINTER] * 2, _SIZE, _NUMBER], ctypes.c_int),
     "experts_room": ([_POINTER, _SIZE], ctypes.c_int64),
     "experts": ([*[_POINTER] * 6, _SIZE, _NUMBER], None),
-    "layer": ([*[_POINTER] * 4, _NUMBER, *[_POINTER] * 3], ctypes.c_int),
+    "layers": ([_POINTER, _SIZE, *[_POINTER] * 2, _NUMBER], ctypes.c_int),
 }
 
 SOURCES = CSources(
