@@ -15,7 +15,6 @@ import torch
 from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS
 from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
-from tandem.worker.model.attention import Plan
 from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.layer_parts import (
     NORMS,
