@@ -1,6 +1,7 @@
 """How fast are models of published shapes, beside llama.cpp? Both read the same GGUF file of random weights.
 
-decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median step
+decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median of `--steps` steps, of a single one of
+           four times as many, since these are short beside what disturbs them
 prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
 
 Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
@@ -29,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-BATCHES = (1, 8, 16)
+BATCHES = {1: 4, 8: 1, 16: 1}  # sequences of a step, and how many times `--steps` of them are measured
 ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS = {  # of the file -> what our engine is told beside
@@ -80,9 +81,9 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
                 engine.step()
             rates.append(length / (clock() - began))
         result[f"prefill_{length}"] = statistics.median(rates[1:])
-    for batch in BATCHES:
+    for batch, times in BATCHES.items():
         for _ in range(batch):
-            submit(options.context, options.steps + 3)
+            submit(options.context, times * options.steps + 3)
         seconds = []
         while engine.has_work:
             began = clock()
@@ -104,7 +105,7 @@ l.llama_log_set(quiet, ctypes.c_void_p(0))
 l.llama_backend_init()
 model = l.llama_model_load_from_file(path.encode(), l.llama_model_default_params())
 p = l.llama_context_default_params()
-p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = 16 * 256, 1024, 512, max(batches)
+p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = 16 * 256, 1024, 512, max(batches)[0]
 p.n_threads = p.n_threads_batch = threads
 p.kv_unified = True
 ctx = l.llama_init_from_model(model, p)
@@ -129,11 +130,11 @@ for length in prompts:
         clear()
         rates.append(length / decode([(5 + i % 1000, i, 0, i == length - 1) for i in range(length)]))
     result[f"prefill_{length}"] = statistics.median(rates[1:])
-for batch in batches:
+for batch, times in batches:
     clear()
     for s in range(batch):
         decode([(5 + i, i, s, i == context - 1) for i in range(context)])
-    seconds = [decode([(7 + s, context + n, s, 1) for s in range(batch)]) for n in range(steps)]
+    seconds = [decode([(7 + s, context + n, s, 1) for s in range(batch)]) for n in range(times * steps)]
     result[f"decode_{batch}"] = batch / statistics.median(seconds[1:])
 print(json.dumps(result))
 """
@@ -148,6 +149,16 @@ def in_process(command: list[str], environment: dict[str, str]) -> dict[str, flo
     return answer
 
 
+def medians(answers: list[dict[str, float] | str]) -> dict[str, float] | str:
+    """Of each number; or why there is none."""
+    measured: list[dict[str, float]] = []
+    for answer in answers:
+        if isinstance(answer, str):
+            return answer
+        measured.append(answer)
+    return {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
@@ -157,6 +168,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, help="instead of the shape's own")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=1, help="how often each process runs, one after the other")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 1024])
@@ -184,7 +196,7 @@ def main() -> None:
     benchmark = "models-shapes" if options.add else benchmark
     results: dict[str, dict[str, dict[str, Any]]] = saved_today(benchmark, options.machine) if options.add else {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
-    work = json.dumps([BATCHES, options.prompts, options.context, CLOCKS[options.clock]])
+    work = json.dumps([list(BATCHES.items()), options.prompts, options.context, CLOCKS[options.clock]])
     print(f"| shape | kind | {' | '.join(measured(options.prompts))} |")
     print(f"|---|---|{'---|' * (len(BATCHES) + len(options.prompts))}", flush=True)
     with tempfile.TemporaryDirectory(prefix="tandem-models-") as temporary:
@@ -201,15 +213,18 @@ def main() -> None:
             own += ["--threads", numbers[0], "--rounds", numbers[1], "--steps", numbers[2]]
             own += ["--context", str(options.context), "--clock", options.clock]
             own += ["--prompts", *map(str, options.prompts)]
-            answer: dict[str, Any] = {"layers": layers, "tandem": in_process([*options.runner, *own], ENGINE)}
+            commands = {"tandem": (own, ENGINE)}
             if options.llama_cpp_python:
-                theirs = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, work]
-                answer["llama.cpp"] = in_process([*options.runner, *theirs], {})
-            else:
-                answer["llama.cpp"] = "not measured: --llama-cpp-python is not given"
+                commands["llama.cpp"] = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, work], {}
             if options.tree:
                 homes = ":".join(str(Path(options.tree).resolve() / home) for home in HOMES)
-                answer["other"] = in_process([*options.runner, *own], {**ENGINE, "PYTHONPATH": homes})
+                commands["other"] = own, {**ENGINE, "PYTHONPATH": homes}
+            turns = [
+                {name: in_process([*options.runner, *command], more) for name, (command, more) in commands.items()}
+                for _ in range(options.turns)
+            ]
+            answer: dict[str, Any] = {"layers": layers, "llama.cpp": "not measured: --llama-cpp-python is not given"}
+            answer |= {name: medians([turn[name] for turn in turns]) for name in commands}
             ours, other = answer["tandem"], answer["llama.cpp"]
             if isinstance(ours, dict) and isinstance(other, dict):
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}
