@@ -23,7 +23,7 @@ from tandem.inference.v1 import inference_pb2 as pb
 from tests.integration.hostile_guides import SLOW, guides_processes
 from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker, service_process
 from tests.worker_svc.model.llama_folders import some_ids
-from tests.worker_svc.model.test_architectures import DEEPSEEK_V3, MODELS, YARN_OF_LATENTS, saved
+from tests.worker_svc.model.test_architectures import MODELS, saved
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +84,10 @@ async def test_ranks_answer_as_transformers_recorded(
         await assert_answers(folder, layout, ranks, len(elsewhere), tokens, draft, tmp_path)
 
 
-async def test_ranks_that_share_heads_over_latents_answer_as_transformers(tmp_path: Path):
-    theirs = saved("DeepseekV3", tmp_path / "model", **DEEPSEEK_V3 | {"rope_parameters": YARN_OF_LATENTS})
+@pytest.mark.parametrize("name", ["deepseek v3", "deepseek v3.2"])
+async def test_ranks_that_share_heads_over_latents_answer_as_transformers(name: str, tmp_path: Path):
+    kind, changes = MODELS[name]
+    theirs = saved(kind, tmp_path / "model", **changes | {"attention_bias": False})
     prompts = [some_ids(97, length) for length in (9, 30)]
     theirs.generation_config.eos_token_id = None
     settings = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,10 @@ import torch
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu.operations import cpu_operations
-from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_cache import CacheShape, KVCache, TileReader
 from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.operations import Operations, TorchOperations
-from tandem.worker.model.selection import SelectingPlan, highest
+from tandem.worker.model.selection import SelectingPlan, highest, scores_ignore_company
 
 SIZE, HEADS, RANK, MOST, LENGTH = 40, 3, 32, 11, 60  # MOST fills no page
 INDEX_HEADS, INDEX_SIZE = 5, 10
@@ -56,7 +58,8 @@ class Sequences:
 
     def attended(self, *works: tuple[int, int, int], chooses: bool = True) -> torch.Tensor:
         """What tokens of sequences see, by (sequence, first, end), each work behind the one before it."""
-        rows, segments = [], []
+        rows: list[tuple[int, int]] = []
+        segments: list[Segment] = []
         for sequence, first, end in works:
             segments.append(Segment(len(rows), end - first, first, self.pages[sequence]))
             rows += [(sequence, place) for place in range(first, end)]
@@ -120,6 +123,18 @@ def test_numbers_that_are_not_finite_stay_in_their_own_sequence(sequences: Seque
     sequences.store(1)
     assert torch.equal(sequences.attended((1, 0, LENGTH), (0, 0, LENGTH))[LENGTH:], whole)
     assert torch.equal(sequences.attended((0, 0, LENGTH)), whole)
+
+
+def test_scores_that_depend_on_other_pages_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Sequences(cpu_operations()).cache
+    assert scores_ignore_company(cache, INDEX_HEADS)
+    usual = TileReader.times_keys
+
+    def dependent(self: TileReader, rows: torch.Tensor, *keys: Any) -> torch.Tensor:
+        return usual(self, rows, *keys) * (1 + 1e-6 * (len(rows) > 7))
+
+    monkeypatch.setattr(TileReader, "times_keys", dependent)
+    assert not scores_ignore_company(cache, INDEX_HEADS)
 
 
 def test_index_keys_are_copied_and_cleared_with_their_pages() -> None:

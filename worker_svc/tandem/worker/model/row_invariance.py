@@ -24,6 +24,7 @@ from tandem.common.kept_facts import keep_fact, kept_fact
 from tandem.worker.model.cpu.measured_with import measured_with
 from tandem.worker.model.row_trial import products_ignore_other_rows
 from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.selection import scores_ignore_company
 from tandem.worker.model.states import STATELESS_WORK, StateWork
 
 logger = logging.getLogger("tandem.worker.engine")
@@ -91,6 +92,9 @@ def _described(runner: ModelRunner) -> dict[str, object]:
 
 def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
     """Tells whether a row's bits are the same in any company, also in the steps that `record` has recorded."""
+    indexer = runner.model.config.indexer  # which most sequences below are too short for
+    if indexer is not None and not scores_ignore_company(runner.cache, indexer.heads):
+        return False
     trial = _Trial.of(runner)
     if trial is None:
         record()

@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import ROW_MULTIPLE, Plan, Scores, Segment, tree_sum
-from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.kv_cache import KVCache, TileReader
 from tandem.worker.model.kv_formats import Parts
 
 _SLAB_FLOATS = 1 << 22  # numbers in the largest operand of the products that score tokens at once
 _COPIED_BYTES = 16 << 20  # of what tokens see, at once
+_TRIED_PAGES = 24  # at start
 
 Planner = Callable[[Sequence[Segment], KVCache, int, AttentionKind], Plan]
 
@@ -132,6 +134,28 @@ class SelectingPlan:
             rows = self._rows[first:last]
             out.index_copy_(0, rows, plan.attend(seen, seen, q.index_select(0, rows), scores))
         return out
+
+
+def scores_ignore_company(cache: KVCache, heads: int) -> bool:
+    """Tells whether a page's scores by so many queries have the same bits whatever other pages are scored beside it: a
+    library may choose another product for more of them."""
+    generator = torch.Generator().manual_seed(0)
+    queries = -(-heads // ROW_MULTIPLE) * ROW_MULTIPLE
+    for size, reader in cache.index_readers.items():
+        keys = torch.randn((_TRIED_PAGES, 1, cache.shape.page_size, size), generator=generator)
+        keys = keys.to(cache.shape.index_dtype)
+        rows = torch.randn((_TRIED_PAGES, queries, size), generator=generator)
+        alone = [_scored(reader, rows[page, None], keys, np.array([page])) for page in range(_TRIED_PAGES)]
+        for count in (2, 3, 7, _TRIED_PAGES):
+            for pages in (np.arange(count), np.arange(_TRIED_PAGES)[::-1][:count].copy()):
+                together = _scored(reader, rows[torch.from_numpy(pages)], keys, pages)
+                if not all(torch.equal(each, alone[page][0]) for each, page in zip(together, pages, strict=True)):
+                    return False
+    return True
+
+
+def _scored(reader: TileReader, rows: torch.Tensor, keys: torch.Tensor, pages: npt.NDArray[np.int64]) -> torch.Tensor:
+    return reader.times_keys(rows, (keys,), torch.from_numpy(pages), reader.runs(pages)).clone()
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
