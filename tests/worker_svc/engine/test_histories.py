@@ -186,7 +186,7 @@ def others() -> dict[str, Any]:
     return {
         "latents": DeepseekV3Config(**latents, num_hidden_layers=2),
         "indexed": GlmMoeDsaConfig(
-            **latents,
+            **latents | {"first_k_dense_replace": 2},
             num_hidden_layers=2,
             indexer_types=["full", "shared"],
             index_topk=12,
