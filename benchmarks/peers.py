@@ -16,6 +16,7 @@ from typing import NamedTuple
 import httpx
 
 PATIENCE = 600  # seconds that a server may take to be ready: vLLM compiles
+_BLOCK = 32  # tokens of a page of transformers' continuous batching
 
 
 class Limits(NamedTuple):
@@ -34,6 +35,7 @@ class Launch:
     model: str
     environment: dict[str, str] = field(default_factory=dict)
     extra: dict[str, object] = field(default_factory=dict)  # in each request, beside OpenAI's own fields
+    takes_ids: bool = True  # else prompts are text
 
 
 class Peer(NamedTuple):
@@ -43,6 +45,7 @@ class Peer(NamedTuple):
     pid: int
     model: str
     extra: dict[str, object]
+    takes_ids: bool
 
 
 _LLAMA_CPP = """
@@ -85,9 +88,22 @@ def _vllm(interpreter: str, path: Path, port: int, limits: Limits) -> Launch:
     )
 
 
+def _transformers(interpreter: str, path: Path, port: int, limits: Limits) -> Launch:
+    blocks = limits.streams * (-(-limits.tokens // _BLOCK) + 1)
+    flags = ["--host=127.0.0.1", f"--port={port}", "--device=cpu", "--dtype=bfloat16", "--continuous-batching"]
+    flags += [f"--cb-block-size={_BLOCK}", f"--cb-num-blocks={blocks}", "--attn-implementation=sdpa"]
+    return Launch(
+        [interpreter, "-m", "transformers.cli.transformers", "serve", *flags, str(path)],
+        str(path),
+        {"OMP_NUM_THREADS": str(limits.threads), "HF_HUB_OFFLINE": "1"},
+        takes_ids=False,
+    )
+
+
 PEERS: dict[str, Callable[[str, Path, int, Limits], Launch]] = {
     "llama.cpp": _llama_cpp,
     "vllm": _vllm,
+    "transformers": _transformers,
 }
 
 
@@ -105,7 +121,7 @@ async def peer(name: str, interpreter: str, path: Path, limits: Limits) -> Async
         )
         try:
             await _ready(f"http://127.0.0.1:{port}/health", process)
-            yield Peer(f"127.0.0.1:{port}", process.pid, launch.model, launch.extra)
+            yield Peer(f"127.0.0.1:{port}", process.pid, launch.model, launch.extra, launch.takes_ids)
         except _GivenUpError:
             log.seek(0)
             said = log.read().decode(errors="replace").strip().splitlines()

@@ -8,6 +8,7 @@ server-sent events. `tandem sdk` are the same services through Tandem's own clie
 tandem         tokenizer service, worker and HTTP door
 llama.cpp      its own server, which `xllamacpp` contains            (--llama-cpp PYTHON: an interpreter that has it)
 vllm           its OpenAI server, of the CPU build                   (--vllm PYTHON; for BF16)
+transformers   `transformers serve`, continuous batching  (--transformers PYTHON, that has `accelerate` too; for BF16)
 
     python benchmarks/servers.py --llama-cpp PYTHON --vllm PYTHON [--layers 4] [--kinds BF16 Q8_0]
 
@@ -41,7 +42,7 @@ from benchmarks.machine import add_output_flags, busy_seconds, save
 from benchmarks.peers import PEERS, Limits, peer
 from benchmarks.serving import running
 from benchmarks.shapes import SHAPES
-from benchmarks.word_model import prompts, write_model
+from benchmarks.word_model import prompts, text_of, write_model
 from tandem.client import AsyncClient
 
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
@@ -60,15 +61,15 @@ class Answer:
 Ask = Callable[[list[int], int], Awaitable[Answer]]  # a prompt, and how many tokens are wanted
 
 
-def over_http(address: str, model: str, extra: dict[str, object]) -> Ask:
-    """Asks a server of OpenAI's completions."""
+def over_http(address: str, model: str, extra: dict[str, object], *, takes_ids: bool = True) -> Ask:
+    """Asks a server of OpenAI's completions; `takes_ids` says whether prompts may be ids, else they are text."""
     client = openai.AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=3600)
 
     async def ask(prompt: list[int], tokens: int) -> Answer:
         answer, began = Answer(), time.perf_counter()
         stream = await client.completions.create(
             model=model,
-            prompt=prompt,
+            prompt=prompt if takes_ids else text_of(prompt),
             max_tokens=tokens,
             temperature=0.0,
             stream=True,
@@ -213,7 +214,7 @@ async def add_peers(
         except RuntimeError as error:
             failed[name] = str(error)
             continue
-        ask = over_http(found.address, found.model, found.extra)
+        ask = over_http(found.address, found.model, found.extra, takes_ids=found.takes_ids)
         ways[name] = Way(ask, [found.pid])
     return failed
 

@@ -41,6 +41,11 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(FIRST_WORD, VOCABULARY, (count, length)).tolist()
 
 
+def text_of(prompt: list[int]) -> str:
+    """The text of words, whose tokens they are."""
+    return "".join(f" {words()[word - FIRST_WORD]}" for word in prompt)
+
+
 def write_model(path: Path, kind: str, shape: Shape, layers: int) -> None:
     """Writes `path`.gguf with matrices of a kind, and for BF16 a folder `path` in Hugging Face's layout too, of the
     same numbers."""
