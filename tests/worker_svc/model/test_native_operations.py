@@ -19,7 +19,8 @@ from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, Exp
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
 from tandem.worker.model.cpu import layer as native_layer
-from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu import native, stack
+from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Plain, kv_format
@@ -265,6 +266,47 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
         assert torch.equal(torch.cat([step[:1] for step in steps[-3:]]), whole[:3])
         answers.append(whole[:3])
     assert torch.equal(*answers)
+
+
+def test_layers_that_follow_each_other_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(llama("tiny", 128), num_layers=4, recurrence=DeltaNet((1, 2), 2, 8, 16, 24, 4))
+    model = load_transformer(RandomCheckpoint(config, "cpu", torch.bfloat16), "cpu", torch.bfloat16, operations=OURS)
+    counts: list[int] = []
+
+    class Counted:
+        def tandem_layers(self, turns: int, count: int, *rest: int) -> int:
+            counts.append(count)
+            failed: int = calls().tandem_layers(turns, count, *rest)
+            return failed
+
+    monkeypatch.setattr(stack, "calls", Counted)
+    runner = ModelRunner(model, KVCache(CacheShape(config.cache_heads, 8, 16, kv_format("auto", model.dtype)), "cpu"))
+    runner.forward([Work(np.arange(1, 2, dtype=np.int32), 0, np.arange(4), 1)])
+    assert counts == [4]
+    # Of rows that are not wanted, the last layer computes less, piece by piece.
+    runner.forward([Work(np.arange(1, 10, dtype=np.int32), 0, np.arange(4), 1)])
+    assert counts == [4, 3]
+
+
+def test_caches_of_one_model_take_turns() -> None:
+    config = replace(llama("tiny", 128), num_layers=2)
+    model = load_transformer(RandomCheckpoint(config, "cpu", torch.bfloat16), "cpu", torch.bfloat16, operations=OURS)
+    channels = [KeyChannels(numbers(*heads[:2]), numbers(*heads[:2]).exp()) for heads in config.cache_heads]
+
+    def runner(stored: str, of: list[KeyChannels] | None) -> ModelRunner:
+        return ModelRunner(
+            model, KVCache(CacheShape(config.cache_heads, 8, 16, kv_format(stored, model.dtype)), "cpu", of)
+        )
+
+    def step(runner: ModelRunner, place: int) -> torch.Tensor:
+        return runner.forward([Work(np.array([place + 1], dtype=np.int32), place, np.arange(4), 1)])
+
+    kinds = (("auto", None), ("int8", None), ("fp8", channels))
+    alone = [[step(one, place) for place in range(5)] for one in (runner(*kind) for kind in kinds)]
+    runners = [runner(*kind) for kind in kinds]
+    by_turns = [[step(one, place) for one in runners] for place in range(5)]
+    for of_one, in_turn in zip(alone, zip(*by_turns, strict=True), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(of_one, in_turn, strict=True))
 
 
 @pytest.mark.parametrize("kind", [Quantization(8, 0), Quantization(4, 32)], ids=str)

@@ -155,9 +155,9 @@ class CompiledLayer:
         if self._attends and (self._cache is None or self._cache() is not cache):
             self._pages = [pages_of(cache.keys[index]), pages_of(cache.values[index])]
             turn.keys, turn.values = map(ctypes.addressof, self._pages)
-            if cache.key_channels is not None:
-                channels, made = cache.key_channels[index], self._struct.made
-                made.key_mean, made.key_scale = channels.mean.data_ptr(), channels.scale.data_ptr()
+            made, channels = self._struct.made, None if cache.key_channels is None else cache.key_channels[index]
+            made.key_mean = None if channels is None else channels.mean.data_ptr()
+            made.key_scale = None if channels is None else channels.scale.data_ptr()
             self._cache = weakref.ref(cache)
         if self._rule is not None:
             assert isinstance(states, CompiledMoves), "a step of a model with states says where they are"
