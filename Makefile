@@ -47,10 +47,10 @@ run: $(STAMP)
 	@$(BIN)/tandem run --model "$$MODEL" "$$PROMPT"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 exhaustive: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m exhaustive
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder -m exhaustive
 
 # Types take longest: they come first, and the others beside them.
 check: types fresh lint buf

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 # Two spinning OpenMP threads on two busy cores cost a factor of ten: one thread a process, before torch is imported.
@@ -54,13 +55,17 @@ def exhaustive_tests() -> tuple[str, ...]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = exhaustive_tests()
     for item in items:
         if " object at 0x" in item.nodeid:  # which processes that share the suite would not agree on
             raise pytest.UsageError(f"{item.nodeid} is no name to find a test by: give its values ids")
         if item.nodeid.startswith(left_out):
             item.add_marker(pytest.mark.exhaustive)
+    if hasattr(config, "workerinput"):  # of several processes, none shall be left with a long module at the end
+        tests = Counter(item.path for item in items)
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (item.path not in slow, -tests[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 from types import ModuleType
@@ -49,17 +50,25 @@ def main() -> None:
     exec(sys.argv[1], vars(program))
 
 
+def start(
+    streams: Path, module: str, *arguments: str, environment: Mapping[str, str] | None = None, stdin: str = ""
+) -> BaseProcess:
+    """Begins `MODULE.main()` with these arguments, as the interpreter would run the module; its streams are files."""
+    for name, _ in STREAMS:
+        (streams / name).write_text(stdin if name == "in" else "", "utf-8")
+    given = (module, arguments, dict(os.environ if environment is None else environment), str(Path.cwd()), streams)
+    process = _context.Process(target=_run, args=given)
+    process.start()
+    return process
+
+
 def run(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None, stdin: str = ""
 ) -> CompletedProcess[str]:
-    """Runs `MODULE.main()` with these arguments, as the interpreter would run the module; streams are files."""
+    """Runs `MODULE.main()` to its end."""
     with tempfile.TemporaryDirectory() as folder:
         streams = Path(folder)
-        for name, _ in STREAMS:
-            (streams / name).write_text(stdin if name == "in" else "", "utf-8")
-        given = (module, arguments, dict(os.environ if environment is None else environment), str(Path.cwd()), streams)
-        process = _context.Process(target=_run, args=given)
-        process.start()
+        process = start(streams, module, *arguments, environment=environment, stdin=stdin)
         process.join(SECONDS)
         if process.exitcode is None:
             process.kill()

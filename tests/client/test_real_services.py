@@ -483,7 +483,7 @@ async def test_sixteen_clients_with_one_system_prompt_use_both_workers_alike(
     async def talk(number: int, client: AsyncClient) -> None:
         for turn in range(10):
             prompt = f"{system}\n{number}, {turn}: what news?\n"
-            result = await client.generate(prompt, max_tokens=24, ignore_eos=True, seed=turn)
+            result = await client.generate(prompt, max_tokens=12, ignore_eos=True, seed=turn)
             assert result.worker is not None
             answered[result.worker] += 1
 

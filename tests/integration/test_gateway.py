@@ -25,7 +25,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 
 from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
-from tests.integration.worker_process import Worker, failed_start, rest, running_worker
+from tests.integration.worker_process import Worker, failed_start, rest, running_worker, threaded_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -231,7 +231,7 @@ async def test_a_subscriber_knows_which_prefixes_are_cached_and_how_loaded_the_e
 
 async def test_the_tokenizer_comes_as_an_archive_with_its_digest(repository: Path, tmp_path: Path):
     demo = repository / "models" / "demo"
-    async with running_worker(tmp_path, "--model", str(demo), "--gateway", "--kv-cache-tokens=512") as worker:
+    async with threaded_worker(tmp_path, "--model", str(demo), "--gateway", "--kv-cache-tokens=512") as worker:
         chunks = [chunk async for chunk in stub(worker).GetTokenizer(common.GetTokenizerRequest(), timeout=120)]
         data = b"".join(chunk.data for chunk in chunks)
         assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
@@ -268,7 +268,7 @@ async def test_a_draining_worker_is_not_healthy_and_takes_nothing_new(worker: Wo
 
 
 async def test_nothing_is_served_unless_it_is_asked_for(random_llama: Path, tmp_path: Path):
-    async with running_worker(tmp_path, "--model", str(random_llama), "--kv-cache-tokens=512") as plain:
+    async with threaded_worker(tmp_path, "--model", str(random_llama), "--kv-cache-tokens=512") as plain:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub(plain).HealthCheck(vllm.HealthCheckRequest())
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

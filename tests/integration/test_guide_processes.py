@@ -103,6 +103,7 @@ async def test_hundreds_of_different_guides_leave_no_more_than_the_first_ones(tm
         assert last.megabytes <= first.megabytes + 8, (first, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["the worker is stopped", "the worker is killed", "the engine is killed"])
 async def test_no_process_outlives_its_engine(tmp_path: Path, who: str):
     """One guide is making a mask that takes very long, one has nothing to do."""

@@ -132,6 +132,7 @@ async def test_answers_survive_the_death_of_the_process_that_starts_the_others(w
     assert answer.ids == alone.ids
 
 
+@pytest.mark.slow
 async def test_a_compilation_that_nobody_waits_for_is_ended_and_another_caller_is_served(worker: Worker):
     wildcards = SLOW["wildcards"]["regex"]
     calls = [worker.inference.Generate(guided(regex=wildcards + "a" * number), timeout=120) for number in range(1, 5)]

@@ -13,7 +13,7 @@ orca_pb2 = pytest.importorskip("xds.service.orca.v3.orca_pb2", reason="needs xds
 from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport  # noqa: E402
 
 from tandem.inference.v1 import inference_pb2_grpc  # noqa: E402
-from tests.integration.worker_process import greedy, running_worker  # noqa: E402
+from tests.integration.worker_process import greedy, threaded_worker  # noqa: E402
 
 CONFIG = {
     "loadBalancingConfig": [{"weighted_round_robin": {"blackoutPeriod": "0s", "weightUpdatePeriod": "0.1s"}}],
@@ -24,10 +24,10 @@ CONFIG = {
 async def test_weighted_round_robin_asks_the_worker_with_fewer_places_less(random_llama: Path, tmp_path: Path):
     for name in ("small", "large"):
         (tmp_path / name).mkdir()
-    flags = ("--model", str(random_llama), "--engine=thread", "--load-reports")
+    flags = ("--model", str(random_llama), "--load-reports")
     async with (
-        running_worker(tmp_path / "small", *flags, "--max-running-requests=1") as small,
-        running_worker(tmp_path / "large", *flags, "--max-running-requests=8") as large,
+        threaded_worker(tmp_path / "small", *flags, "--max-running-requests=1") as small,
+        threaded_worker(tmp_path / "large", *flags, "--max-running-requests=8") as large,
     ):
         target = f"ipv4:{small.address},{large.address}"
         options = [("grpc.service_config", json.dumps(CONFIG))]

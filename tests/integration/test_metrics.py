@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.client import AsyncClient, GenerationResult, NotFoundError
 from tandem.worker.front.vllm_names import VLLM_NAMES
-from tests.integration.worker_process import greedy, running_worker, service_process
+from tests.integration.worker_process import greedy, running_worker, service_process, threaded_worker
 
 
 async def scrape(address: str, accept: str = "text/plain") -> str:
@@ -55,7 +55,7 @@ async def samples(address: str) -> dict[str, float]:
 
 
 async def test_metrics_tell_what_was_served(random_llama: Path, tmp_path: Path):
-    async with running_worker(tmp_path, "--model", str(random_llama), "--engine=thread") as worker:
+    async with threaded_worker(tmp_path, "--model", str(random_llama)) as worker:
         address = json.loads((tmp_path / "tandem.worker.json").read_text())["metrics"]
         before = await samples(address)
         assert before["tandem_engine_up"] == 1
@@ -79,6 +79,7 @@ async def test_metrics_tell_what_was_served(random_llama: Path, tmp_path: Path):
     assert after["tandem_step_phase_seconds_count"] == 3 * after["tandem_iteration_tokens_count"]
 
 
+@pytest.mark.slow
 async def test_after_a_load_counters_and_log_are_what_its_clients_counted_and_gauges_are_zero(
     repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 
 from tandem.inference.v1 import inference_pb2_grpc
 from tests.integration.worker_process import Answer, greedy, rest, running_worker
@@ -16,6 +17,7 @@ STREAMS, TOKENS = 16, 300
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 
 
+@pytest.mark.slow
 async def test_readers_that_do_not_read_leave_the_front_small_and_miss_nothing(random_llama: Path, tmp_path: Path):
     requests = [greedy([1, 5, 9 + number], TOKENS) for number in range(STREAMS)]
     async with running_worker(tmp_path, "--model", str(random_llama)) as worker:

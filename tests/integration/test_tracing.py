@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from tandem.client import AsyncClient, NotFoundError
-from tests.integration.worker_process import running_worker, service_process
+from tests.integration.worker_process import service_process, threaded_worker
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -61,7 +61,7 @@ async def serving(repository: Path, folder: Path) -> AsyncIterator[tuple[Collect
         flags = (f"--otlp-endpoint={endpoint}", "--trace-share=0")  # the caller's decision counts
         async with (
             service_process("tandem.tokenizer", folder, "--tokenizer", demo, *flags) as (tokenizer, _),
-            running_worker(folder, "--model", demo, "--engine=thread", *flags) as worker,
+            threaded_worker(folder, "--model", demo, *flags) as worker,
         ):
             yield collector, endpoint, tokenizer, worker.address
 

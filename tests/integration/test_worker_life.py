@@ -18,7 +18,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
 from tandem.worker.engine.process.child import socket_folder
-from tests.integration.worker_process import failed_start, greedy, rest, running_worker, service_process
+from tests.integration.worker_process import (
+    failed_start,
+    greedy,
+    rest,
+    running_worker,
+    service_process,
+    threaded_worker,
+)
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
@@ -94,19 +101,19 @@ def test_the_folder_of_the_engines_socket_is_never_too_long(tmp_path: Path, monk
 
 async def test_sigterm_lets_running_answers_finish(random_llama: Path, tmp_path: Path):
     async with running_worker(tmp_path, "--model", str(random_llama)) as worker:
-        call = worker.inference.Generate(greedy([1, 5, 9], 400))
+        call = worker.inference.Generate(greedy([1, 5, 9], 150))
         while not (await call.read()).delta.ids:
             pass
         worker.process.terminate()
         messages = await rest(call)
-        assert messages[-1].finished.usage.completion_tokens == 400
+        assert messages[-1].finished.usage.completion_tokens == 150
         assert await asyncio.wait_for(worker.process.wait(), 60) == 0
 
 
 async def test_a_drain_ends_at_once_what_has_no_token_and_finishes_the_rest(random_llama: Path, tmp_path: Path):
     flags = ("--model", str(random_llama), "--max-running-requests=2", "--drain-grace-seconds=300")
     async with running_worker(tmp_path, *flags) as worker:
-        running = [worker.inference.Generate(greedy([1, 5, 9 + i], 500)) for i in range(2)]
+        running = [worker.inference.Generate(greedy([1, 5, 9 + i], 250)) for i in range(2)]
         for call in running:
             while not (await call.read()).delta.ids:
                 pass
@@ -121,12 +128,12 @@ async def test_a_drain_ends_at_once_what_has_no_token_and_finishes_the_rest(rand
             assert b"DRAINING" in dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
         assert not any(call.done() for call in running), "others had to wait for them, had they stayed"
         for call in running:
-            assert (await rest(call))[-1].finished.usage.completion_tokens == 500
+            assert (await rest(call))[-1].finished.usage.completion_tokens == 250
         assert await asyncio.wait_for(worker.process.wait(), 60) == 0
 
 
 async def test_draining_refuses_new_requests_and_can_be_ended(random_llama: Path, tmp_path: Path):
-    async with running_worker(tmp_path, "--model", str(random_llama), "--engine=thread") as worker:
+    async with threaded_worker(tmp_path, "--model", str(random_llama)) as worker:
         response = await worker.admin.SetDraining(admin_pb2.SetDrainingRequest(draining=True))
         assert response.state == admin_pb2.SERVER_STATE_DRAINING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -137,8 +144,8 @@ async def test_draining_refuses_new_requests_and_can_be_ended(random_llama: Path
 
 
 async def test_a_full_queue_says_when_to_come_back(random_llama: Path, tmp_path: Path):
-    flags = ("--max-running-requests=1", "--max-waiting-requests=1", "--engine=thread")
-    async with running_worker(tmp_path, "--model", str(random_llama), *flags) as worker:
+    flags = ("--max-running-requests=1", "--max-waiting-requests=1")
+    async with threaded_worker(tmp_path, "--model", str(random_llama), *flags) as worker:
         held = [worker.inference.Generate(greedy([1, 5, 9], 500)) for _ in range(2)]
         for call in held:
             await call.read()
@@ -154,8 +161,8 @@ async def test_a_full_queue_says_when_to_come_back(random_llama: Path, tmp_path:
 
 
 async def test_a_wrong_fingerprint_is_refused_and_the_right_one_served(random_llama: Path, tmp_path: Path):
-    flags = ("--tokenizer-fingerprint=" + "ab" * 32, "--engine=thread")
-    async with running_worker(tmp_path, "--model", str(random_llama), *flags) as worker:
+    fingerprint = "--tokenizer-fingerprint=" + "ab" * 32
+    async with threaded_worker(tmp_path, "--model", str(random_llama), fingerprint) as worker:
         right = greedy([1], 1, expected_tokenizer_fingerprint="ab" * 32)
         assert (await worker.generate(right)).ids
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -173,7 +180,7 @@ async def test_a_model_that_makes_nan_fails_its_request_and_serves_on(random_lla
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
     weights["model.embed_tokens.weight"][77] = float("nan")
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    async with running_worker(tmp_path, "--model", str(broken), "--engine=thread") as worker:
+    async with threaded_worker(tmp_path, "--model", str(broken)) as worker:
         expected = await worker.generate(greedy([1, 5, 9], 20))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await worker.generate(greedy([1, 77, 9], 20))
@@ -275,12 +282,13 @@ async def test_a_tokenizer_with_more_ids_than_the_model_ends_the_start(
 
 async def test_a_worker_learns_its_tokenizers_fingerprint(shared_data: Path, tmp_path: Path):
     model = shared_data / "models/stories260K/meta"
-    async with service_process("tandem.tokenizer", tmp_path, "--tokenizer", str(model)) as (address, _):
-        flags = ("--model", str(model), "--tokenizer-address", address, "--engine=thread")
-        async with running_worker(tmp_path, *flags) as worker:
-            fingerprint = (await worker.admin.GetModel(admin_pb2.GetModelRequest())).tokenizer_fingerprint
-            assert len(fingerprint) == 64
-            assert (await worker.generate(greedy([1], 1, expected_tokenizer_fingerprint=fingerprint))).ids
+    async with (
+        service_process("tandem.tokenizer", tmp_path, "--tokenizer", str(model)) as (address, _),
+        threaded_worker(tmp_path, "--model", str(model), "--tokenizer-address", address) as worker,
+    ):
+        fingerprint = (await worker.admin.GetModel(admin_pb2.GetModelRequest())).tokenizer_fingerprint
+        assert len(fingerprint) == 64
+        assert (await worker.generate(greedy([1], 1, expected_tokenizer_fingerprint=fingerprint))).ids
 
 
 def test_a_tokenizer_service_that_does_not_come_ends_the_start(random_llama: Path, tmp_path: Path):

@@ -148,6 +148,27 @@ async def running_worker(
         yield Worker(address, channel, process)
 
 
+@asynccontextmanager
+async def threaded_worker(folder: Path, *flags: str) -> AsyncIterator[Worker]:
+    """A worker whose engine is a thread, forked from a process that has torch: its start is a tenth of another's."""
+    address_file = folder / "tandem.worker.json"
+    (streams := folder / "streams").mkdir()
+    flags = ("--engine=thread", "--threads=1", "--address-file", str(address_file), *flags)
+    process = prepared.start(streams, "tandem.worker.__main__", *flags)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not address_file.exists():
+                assert process.is_alive(), (streams / "err").read_text()
+                await asyncio.sleep(0.05)
+        address = json.loads(address_file.read_text())["address"]
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Worker(address, channel)
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.join, 60)
+    assert process.exitcode == 0, (streams / "err").read_text()
+
+
 def failed_start(*flags: str) -> tuple[int, str]:
     """Exit code and standard error of a worker that should not start."""
     done = prepared.run("tandem.worker.__main__", *flags)

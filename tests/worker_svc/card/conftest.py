@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 import torch
 
 from tandem.worker.engine.process import calibration
+from tandem.worker.model import row_invariance
 from tandem.worker.model.cuda.operations import TritonOperations
 from tests.worker_svc.card.virtual_card import VirtualCard, present
 
@@ -28,6 +29,7 @@ def _quick() -> Iterator[None]:
 
     with (
         patch.object(calibration, "TOKENS", 4),
+        patch.dict(row_invariance._CROWD, cuda=8),
         patch.object(TritonOperations, "on", staticmethod(with_few_rows)),
         patch("tandem.worker.engine.process.build.sampler.prepare"),  # but for the tests that want it
     ):

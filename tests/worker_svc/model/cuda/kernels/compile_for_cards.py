@@ -2,8 +2,8 @@
 and one without dependent launches those that look ahead; prints a JSON line for each. Without the assembler, which
 takes half of the time.
 
-Run as a program: `compile_for_cards.py [8.6 ...]`; for these, or all with `--all`, also products, those of experts too,
-layers with states, and latents.
+Run as a program: `compile_for_cards.py [--all]`; without `--all` for the card whose programs have the least shared
+memory alone, and of products, those of experts and attention over latents what needs the most of it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def use(card: Card) -> None:
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", 10 * major + minor, 32)
 
+        def get_current_device(self) -> int:
+            """A number for each, for what is compiled for one device is taken for that device again."""
+            return 10 * major + minor
+
     driver.set_active(There())
 
 
@@ -80,20 +84,22 @@ def dependents(card: Card) -> None:
     print(json.dumps({"capability": card.capability, "dependents": about}), flush=True)
 
 
-def products(card: Card) -> None:
-    """Our products with matrices of floats, and those of experts: with many rows in the one mode, with few in the
-    other; layers with states, and attention over latents as DeepSeek has it."""
+def products(everything: bool) -> None:
+    """Our products with matrices of floats, those of experts, and attention over latents as DeepSeek has it: with few
+    rows in the fast mode, which needs the most memory; with everything also with many in the other, quantized, and
+    layers with states."""
     bf16 = torch.bfloat16
     x, matrix = torch.zeros(1, 512, dtype=bf16), torch.zeros(512, 512, dtype=bf16)
-    kinds: list[Quantization | None] = [None, Quantization(4, 64)]
-    for same, tokens in ((True, 4096), (False, 1)):
+    kinds: list[Quantization | None] = [None, Quantization(4, 64)] if everything else [None]
+    for same, tokens in ((True, 4096), (False, 1)) if everything else ((False, 1),):
         (same_bits if same else few_rows)(x, matrix)
         compiling.latents(compiling.Case(bf16, Plain(bf16), 576, 64, 0, same, 128, 1, 512))
         compiling.experts(compiling.Case(bf16, Plain(bf16), 128, 64, 0, same), kinds, tokens)
-    compiling.states(bf16, everything="--all" in sys.argv)
+    if everything:
+        compiling.states(bf16, everything)
 
 
-def compile_for(card: Card, *, with_products: bool) -> None:
+def compile_for(card: Card, everything: bool) -> None:
     major, minor = card.capability
     use(card)
     made: dict[str, Any] = {}
@@ -114,8 +120,7 @@ def compile_for(card: Card, *, with_products: bool) -> None:
     ):
         for same in (True, False):
             compiling.attend(compiling.Case(bf16, Plain(bf16), 256, 64, 0, same, 12, 1), everything=False)
-        if with_products:
-            products(card)
+        products(everything)
     print(json.dumps({"capability": [major, minor], "room": card.shared, "shared": made}), flush=True)
 
 
@@ -123,9 +128,9 @@ def main() -> None:
     for card in CARDS[:2]:
         dependents(card)
     with patch.object(CUDABackend, "make_ptx", no_assembler), patch.object(CUDABackend, "make_cubin", no_assembler):
-        for card in CARDS:
-            asked = ".".join(map(str, card.capability)) in sys.argv or "--all" in sys.argv
-            compile_for(card, with_products=asked)
+        everything = "--all" in sys.argv
+        for card in CARDS if everything else [min(CARDS, key=lambda card: card.shared)]:
+            compile_for(card, everything)
 
 
 if __name__ == "__main__":

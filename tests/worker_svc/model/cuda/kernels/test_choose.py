@@ -99,7 +99,7 @@ def kept_by_a_sort(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_logits_of_16_bits_are_chosen_from_as_if_they_were_wide(dtype: torch.dtype) -> None:
-    some = Rows.next_tokens(requests([*PLAIN, *FILTERS[:6], Sampling(presence_penalty=1.0)]))
+    some = Rows.next_tokens(requests([*PLAIN[:3], *FILTERS[:3], Sampling(presence_penalty=1.0)]))
     narrow = random_logits(len(some)).to(dtype)
     changed = drawn_by_kernels(narrow, some)
     assert_alike(changed, drawn_by_kernels(narrow.float(), some))

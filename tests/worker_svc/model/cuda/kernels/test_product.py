@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import to_float8
 from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.model import row_invariance
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
@@ -148,6 +149,7 @@ def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
     prompt = [Work(np.arange(7, dtype=np.int32), 0, np.arange(2), 1)]
     expected = runner().forward(prompt)[0].clone()
 
+    monkeypatch.setattr(row_invariance, "_PREFILLS", (20, 36))  # of hundreds of rows, the interpreter's time is most
     monkeypatch.setattr(cuda_products, "LIBRARY", Products(dependent))
     monkeypatch.setattr(F, "linear", dependent)  # with which 8-bit floats are multiplied where no card is
     without = runner()
