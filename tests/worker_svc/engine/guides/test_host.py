@@ -183,7 +183,7 @@ def test_what_takes_too_much_processor_time_is_refused_and_a_stopped_process_is_
         assert host.statistics.guide_masks_over_budget == 1
         tell(host, 2, LETTERS, ids(""))
         assert heard.mask(2) == ids("abcdefghijklmnopqrstuvwxyz").tolist()
-        (process,) = [process for process in processes() if process.cpu_times().user < 0.2]
+        process = min(processes(), key=lambda process: process.cpu_times().user)  # that has not worked for 0.3 s
         process.suspend()
         heard.answers.clear()
         tell(host, 2, LETTERS, ids("abc"))
