@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -40,7 +41,7 @@ class Kind(enum.Enum):
 _SCALAR = (Kind.NUMBER, Kind.INTEGER, Kind.FLAG)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limit:
     """The limits of one field. `low` and `high` bound a number, infinite ones stand for any finite number; `least` and
     `most` count the elements of a repeated field or the bytes of a string, `most_each` the ids or bytes of each."""
@@ -58,12 +59,12 @@ class Limit:
     most_each: int
     optional: bool  # it is known whether it is set
 
-    @property
+    @cached_property
     def scalar(self) -> bool:
         """True when the field holds one number or flag, which may be absent."""
         return self.kind in _SCALAR
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The path as one word, which is the name of the SDK's and the engine's parameter."""
         return "mirostat" if self.path == "mirostat.version" else self.path.replace(".", "_")
@@ -90,21 +91,25 @@ class Limit:
         above = value - self.low >= FLOAT32_SMALLEST if self.low_excluded else value >= self.low
         return abs(value) <= FLOAT32_MAX and above and value <= self.high
 
+    @cached_property
+    def _parents(self) -> list[str]:
+        return self.path.split(".")[:-1]
+
     def owner(self, message: Message) -> Message:
         """Returns the message that contains the field, where `message` is the one that the path begins at."""
-        for parent in self.path.split(".")[:-1]:
+        for parent in self._parents:
             message = getattr(message, parent)
         return message
 
     def is_in(self, message: Message) -> bool:
         """Returns True when all messages that contain the field are present."""
-        for parent in self.path.split(".")[:-1]:
+        for parent in self._parents:
             if not message.HasField(parent):
                 return False
             message = getattr(message, parent)
         return True
 
-    @property
+    @cached_property
     def field(self) -> str:
         """The field's own name."""
         return self.path.rpartition(".")[2]
