@@ -216,9 +216,15 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         opening = streams[key][0]
         response, *known = _decode_step(opening, request, *streams[key][1:])
         response.stream_key = key
+        more = opening.stop_strings or opening.graphemes or opening.HasField("answer")
         if request.HasField("open"):
             response.fingerprint = FINGERPRINT
-        more = opening.stop_strings or opening.graphemes or opening.HasField("answer")
+            if opening.HasField("texts_from") and not more:
+                end = min(opening.texts_from + 50, VOCABULARY)
+                ids = [index for index in range(opening.texts_from, end) if index < FIRST_BYTE + 0x80]
+                response.text_ids.extend(ids)
+                response.texts.extend("" if index < FIRST_BYTE else chr(index - FIRST_BYTE) for index in ids)
+                response.next_texts = end if end < VOCABULARY else 0
         response.plain = not (more or response.held_bytes or response.done)
         if opening.HasField("answer") and response.text:
             response.events.add(content=response.text)

@@ -30,6 +30,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.client.fakes import (
     FIRST_BYTE,
     TEXT,
+    VOCABULARY,
     ByteTokenizer,
     CountingWorker,
     ids_of_text,
@@ -172,6 +173,41 @@ async def test_what_ids_show_is_asked_for_once_where_nothing_can_be_held_back(
     assert 0 < len(parts) < len(ids)
     assert await requests() == 2 + (len(ids) if more else len(parts) + len(set(ids) - set(parts)))
     assert await requests() == 2 + (len(ids) if more else len(parts))
+
+
+async def test_a_client_with_many_streams_is_told_what_all_ids_show(
+    client: AsyncClient, tokenizer: ByteTokenizer
+) -> None:
+    context = CallContext(deadline=Deadline.after(120.0), closed=lambda: False, request_id="r")
+    calls = client._texts().decode_calls
+
+    async def opened(**more: object) -> TextDecoder:
+        decoder = TextDecoder(calls, pb.DecodeStreamOpen(**more), context, QUICK, ClientMetrics(None))
+        await decoder.feed([FIRST_BYTE])
+        return decoder
+
+    decoders = [await opened() for _ in range(decode_calls.ASKS_FROM_STREAMS - 1)]
+    decoders.append(await opened(stop_strings=["never"]))
+    assert not any(opening.HasField("texts_from") for opening in tokenizer.opened), "it could not use them"
+    lost = asyncio.create_task(opened())  # asks, and leaves before it is answered
+    tokenizer.hold.clear()
+    await asyncio.sleep(0)
+    assert any(texts.asked for texts in calls.known.latest.values())
+    lost.cancel()
+    await asyncio.wait([lost])
+    tokenizer.hold.set()
+    decoders += [await opened() for _ in range(2 + VOCABULARY // 50)]
+    froms = [opening.texts_from for opening in tokenizer.opened if opening.HasField("texts_from")]
+    assert sorted(set(froms)) == list(range(0, VOCABULARY, 50))
+    assert not tokenizer.opened[-1].HasField("texts_from"), "all is known"
+    before = tokenizer.decode_messages
+    ascii_ids = range(FIRST_BYTE, FIRST_BYTE + 0x80)
+    for index in ascii_ids:
+        assert decoders[-1].known_text([index]) == chr(index - FIRST_BYTE)
+    assert decoders[-1].known_text([FIRST_BYTE + 0x80]) is None
+    assert tokenizer.decode_messages == before
+    for decoder in decoders:
+        decoder.close()
 
 
 async def test_ids_whose_text_is_known_are_said_to_the_server_that_takes_over(

@@ -4,8 +4,7 @@ An answer has a place in a call and at most one request that waits for its respo
 have come since its last turn into one message: one that is alone leaves at once, and while a message is being written
 others are queued. The receiver hands each response to its place without waiting, so a slow answer delays no other.
 
-A stream that keeps nothing back gives each id the same text whatever came before. What ids show there is remembered by
-the tokenizer's fingerprint, and such an id is not asked for again: answers soon need the service for few of theirs.
+Ids whose text is known already (`known_texts.py`) are not sent.
 
 What is wrong with one request is told in its response and ends its stream alone. Whatever ends a call reaches every
 place in it; each goes on by itself, in another call. A call takes no new streams once it is old or its server drains,
@@ -31,6 +30,7 @@ from tandem.client.errors import (
     from_rpc_error,
     from_status,
 )
+from tandem.client.known_texts import KnownTexts, Texts
 from tandem.client.rpc import CLOSED, CallContext, Metadata
 from tandem.client.tracing import StreamTrace
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -44,7 +44,7 @@ MAX_STREAMS = 1024  # in one call; more open another
 TAKES_STREAMS_SECONDS = 60.0  # so that balancers and drains have their way with a client that is never idle
 MESSAGE_BYTES = 1024 * 1024
 MESSAGE_REQUESTS = 4096
-MOST_TEXTS_KEPT = 1_048_576  # of ids, in all
+ASKS_FROM_STREAMS = 8  # in one call; who has fewer asks for ids as they come
 
 _FULL_OR_DRAINING = {code.value[0] for code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)}
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -52,7 +52,6 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 Call = grpc.aio.StreamStreamCall[pb.DecodeStreamRequest, pb.DecodeStreamResponse]
 ErrorFor = Callable[[CallContext], TandemError]
 Outcome: TypeAlias = pb.DecodeStreamResponse | TandemError
-Texts: TypeAlias = dict[int, str]  # by id
 
 
 class DecodeCalls:
@@ -64,13 +63,7 @@ class DecodeCalls:
         self._tracer = tracer
         self._newest: dict[tuple[str, Metadata], _SharedCall] = {}
         self._open: set[_SharedCall] = set()
-        self._texts: dict[tuple[str, bytes], Texts] = {}
-
-    def texts(self, fingerprint: str, options: pb.DecodeOptions) -> Texts:
-        """Returns what is known of a tokenizer's ids in plain streams; whoever learns more adds it."""
-        if sum(map(len, self._texts.values())) >= MOST_TEXTS_KEPT:
-            self._texts.clear()
-        return self._texts.setdefault((fingerprint, options.SerializeToString(deterministic=True)), {})
+        self.known = KnownTexts()
 
     def place(self, tokenizer: str, context: CallContext) -> DecodePlace:
         """Returns a place for one stream of a tokenizer. Raises DeadlineExceededError."""
@@ -89,7 +82,7 @@ class DecodeCalls:
             call.on_end(partial(self._forget, kind, call))
         if call.trace is not None:
             call.trace.link(context.extra)
-        return DecodePlace(self, call, context, seconds)
+        return DecodePlace(call, self.known, context, seconds)
 
     def _forget(self, kind: tuple[str, Metadata], call: _SharedCall) -> None:
         self._open.discard(call)
@@ -109,15 +102,16 @@ class DecodeCalls:
 class DecodePlace:
     """One stream in a shared call: one exchange at a time. Call `close`, so that the server drops the stream."""
 
-    def __init__(self, calls: DecodeCalls, call: _SharedCall, context: CallContext, seconds: float | None) -> None:
+    def __init__(self, call: _SharedCall, known: KnownTexts, context: CallContext, seconds: float | None) -> None:
         self.context = context
-        self._calls = calls
+        self._known = known
         self._call = call
         self._receive: Callable[[Outcome], None] | None = None  # who waits for the response
         self._begun = self._over = False  # at the server
         self._expired = False
         self._texts: Texts | None = None  # of ids of this stream while it is plain
         self._was_plain = self._is_plain = False  # before the request that waits; now
+        self._asks: Texts | None = None  # of which the response is to bring more
         # The call has no deadline of its own: its answers have.
         self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._expire)
         self.key = call.enter(self)
@@ -149,7 +143,17 @@ class DecodePlace:
         self._receive = receive
         self._begun = True
         self._was_plain, self._is_plain = self._is_plain, False
+        if opening is not None:
+            self._ask_for_texts(opening)
         self._call.send(_Request(self, opening, ids, end))
+
+    def _ask_for_texts(self, opening: pb.DecodeStreamOpen) -> None:
+        opening.ClearField("texts_from")  # of an earlier call
+        if self._call.streams >= ASKS_FROM_STREAMS and (texts := self._known.to_ask_for(opening)) is not None:
+            assert texts.next is not None
+            opening.texts_from = texts.next
+            texts.asked = True
+            self._asks = texts
 
     def text_of(self, ids: Sequence[int]) -> str | None:
         """Returns the text of further ids where it is known what the server would answer; then they need not be
@@ -166,6 +170,7 @@ class DecodePlace:
         if self._timer is not None:
             self._timer.cancel()
         self._receive = None
+        self._asked()
         self._call.leave(self, ended=self._over or not self._begun)
 
     # For the call.
@@ -174,12 +179,21 @@ class DecodePlace:
         """Takes the response to a request."""
         self._over = self._over or response.done
         if response.fingerprint and request.opening is not None:
-            self._texts = self._calls.texts(response.fingerprint, request.opening.options)
+            self._texts = self._known.of(response.fingerprint, request.opening)
+            if response.HasField("next_texts"):
+                self._texts.update(zip(response.text_ids, response.texts, strict=True))
+                self._texts.next = response.next_texts or None
+        self._asked()
         if response.plain and self._texts is not None:
             self._is_plain = True
             if self._was_plain and len(request.ids) == 1:
                 self._texts[request.ids[0]] = response.text
         self._settle(self._refusal(response) if response.HasField("error") else response)
+
+    def _asked(self) -> None:
+        if self._asks is not None:
+            self._asks.asked = False
+            self._asks = None
 
     def fail(self, error: TandemError) -> None:
         """Ends the wait with an error, because no response will come."""
@@ -227,6 +241,11 @@ class _SharedCall:
         self._retired_at = time.monotonic() + TAKES_STREAMS_SECONDS
         self._ends: list[Callable[[], None]] = []
         self._task = asyncio.create_task(self._run())
+
+    @property
+    def streams(self) -> int:
+        """The number of streams in it."""
+        return len(self._places)
 
     @property
     def takes_streams(self) -> bool:

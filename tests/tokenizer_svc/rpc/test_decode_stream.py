@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tandem.tokenizer.decoding.streaming import PlainStream
 from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.rpc import stream_calls
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -77,6 +78,53 @@ async def test_a_stream_is_plain_between_whole_characters_unless_more_than_text_
     more = [Open(stop_strings=["q"]), Open(graphemes=True), Open(include_pieces=True), Open(answer=pb.AnswerParsing())]
     for opening in more:
         assert not any(each.plain for each in await answers(opening))
+
+
+async def test_the_texts_of_ids_are_told_in_parts_to_who_opens_streams_that_can_be_plain(
+    start_service: Any, small: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_calls, "_TEXTS_AT_ONCE", 100)
+    running = await start_service()
+    size = small.vocabulary_size
+    assert size > 200
+
+    async def told(start: int, **more: Any) -> pb.DecodeStreamResponse:
+        [response] = await exchange(running.stub, [Request(open=Open(texts_from=start, **more))])
+        return response
+
+    for shown in (False, True):
+        options = pb.DecodeOptions(unparse_special=shown)
+        texts: dict[int, str] = {}
+        start = 0
+        while True:
+            response = await told(start, options=options)
+            texts.update(zip(response.text_ids, response.texts, strict=True))
+            assert all(start <= index < (response.next_texts or size) for index in response.text_ids)
+            if not (start := response.next_texts):
+                break
+        plain = small.stream(unparse_special=shown, context_ids=small.encode("ab"))
+        plain.push(small.encode("ab", add_special=False))
+        for index in range(size):
+            text = plain.push([index])
+            assert texts.get(index) == (text if plain.is_plain and "\ufffd" not in text else None)
+            if not plain.is_plain:
+                plain = small.stream(unparse_special=shown, context_ids=small.encode("ab"))
+                plain.push(small.encode("ab", add_special=False))
+    for past in (size - 1, size, 2**32 - 1):
+        response = await told(past)
+        assert response.HasField("next_texts") and not response.next_texts
+    for more in (
+        {"stop_strings": ["q"]},
+        {"graphemes": True},
+        {"include_pieces": True},
+        {"answer": pb.AnswerParsing()},
+    ):
+        response = await told(0, **more)
+        assert not response.text_ids and not response.HasField("next_texts")
+    batch = [Request(stream_key=key, open=Open(texts_from=0)) for key in "abc"]
+    [together] = await exchange(running.stub, [Request(batch=batch)])
+    assert [len(each.text_ids) > 0 for each in together.batch] == [True, False, False]
+    assert [each.HasField("next_texts") for each in together.batch] == [True, False, False]
 
 
 async def test_many_streams_share_a_call_and_do_not_mix(start_service: Any, small: Tokenizer) -> None:

@@ -944,6 +944,7 @@ class DecodeStreamOpen(_message.Message):
     MIN_IDS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     INCLUDE_PIECES_FIELD_NUMBER: _builtins.int
+    TEXTS_FROM_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     include_stop: _builtins.bool
@@ -954,6 +955,10 @@ class DecodeStreamOpen(_message.Message):
     """A stop string that is complete within the stream's first so many ids is text and does not end it; default 0."""
     include_pieces: _builtins.bool
     """fill pieces"""
+    texts_from: _builtins.int
+    """Asks for the texts of the next 2,048 ids from this one on. Of a batch the first that asks is told; ignored where a
+    stream is never `plain`.
+    """
     @_builtins.property
     def options(self) -> Global___DecodeOptions:
         """clean_spaces must be false"""
@@ -983,12 +988,15 @@ class DecodeStreamOpen(_message.Message):
         min_ids: _builtins.int = ...,
         answer: Global___AnswerParsing | None = ...,
         include_pieces: _builtins.bool = ...,
+        texts_from: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_texts_from", b"_texts_from", "answer", b"answer", "options", b"options", "texts_from", b"texts_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "context_ids", b"context_ids", "graphemes", b"graphemes", "include_pieces", b"include_pieces", "include_stop", b"include_stop", "min_ids", b"min_ids", "options", b"options", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_texts_from", b"_texts_from", "answer", b"answer", "context_ids", b"context_ids", "graphemes", b"graphemes", "include_pieces", b"include_pieces", "include_stop", b"include_stop", "min_ids", b"min_ids", "options", b"options", "stop_strings", b"stop_strings", "texts_from", b"texts_from", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__texts_from: _TypeAlias = _typing.Literal["texts_from"]  # noqa: Y015
+    _WhichOneofArgType__texts_from: _TypeAlias = _typing.Literal["_texts_from", b"_texts_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__texts_from) -> _WhichOneofReturnType__texts_from | None: ...
 
 Global___DecodeStreamOpen: _TypeAlias = DecodeStreamOpen  # noqa: Y015
 
@@ -1201,6 +1209,9 @@ class DecodeStreamResponse(_message.Message):
     PIECES_FIELD_NUMBER: _builtins.int
     PLAIN_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TEXT_IDS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    NEXT_TEXTS_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
     text: _builtins.str
     """new text; may be empty while bytes are held back"""
@@ -1224,6 +1235,8 @@ class DecodeStreamResponse(_message.Message):
     """
     fingerprint: _builtins.str
     """of the tokenizer; in the response to `open`"""
+    next_texts: _builtins.int
+    """the id behind the last that was looked at; 0: there is none; absent: nothing is told"""
     @_builtins.property
     def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamResponse]:
         """answers a request's batch: one response a request, in order; nothing else is filled"""
@@ -1242,6 +1255,16 @@ class DecodeStreamResponse(_message.Message):
         their text.
         """
 
+    @_builtins.property
+    def text_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In the response to `open`, where it asked with texts_from: the ids that show whole characters in a plain stream, and
+        what each shows.
+        """
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """parallel to text_ids"""
+
     def __init__(
         self,
         *,
@@ -1259,14 +1282,22 @@ class DecodeStreamResponse(_message.Message):
         pieces: _abc.Iterable[_builtins.bytes] | None = ...,
         plain: _builtins.bool = ...,
         fingerprint: _builtins.str = ...,
+        text_ids: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        next_texts: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "error", b"error", "matched_stop", b"matched_stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "_next_texts", b"_next_texts", "error", b"error", "matched_stop", b"matched_stop", "next_texts", b"next_texts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "events", b"events", "fingerprint", b"fingerprint", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "pieces", b"pieces", "plain", b"plain", "reasoning_ids", b"reasoning_ids", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "_next_texts", b"_next_texts", "batch", b"batch", "done", b"done", "error", b"error", "events", b"events", "fingerprint", b"fingerprint", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "next_texts", b"next_texts", "pieces", b"pieces", "plain", b"plain", "reasoning_ids", b"reasoning_ids", "stream_key", b"stream_key", "text", b"text", "text_ids", b"text_ids", "texts", b"texts", "trim_ids", b"trim_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop: _TypeAlias = _typing.Literal["matched_stop"]  # noqa: Y015
     _WhichOneofArgType__matched_stop: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop"]  # noqa: Y015
+    _WhichOneofReturnType__next_texts: _TypeAlias = _typing.Literal["next_texts"]  # noqa: Y015
+    _WhichOneofArgType__next_texts: _TypeAlias = _typing.Literal["_next_texts", b"_next_texts"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__matched_stop) -> _WhichOneofReturnType__matched_stop | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_texts) -> _WhichOneofReturnType__next_texts | None: ...
 
 Global___DecodeStreamResponse: _TypeAlias = DecodeStreamResponse  # noqa: Y015
 

@@ -153,6 +153,11 @@ class StreamDecoder(ABC):
         """True while each further id of whole characters shows these, whatever came before, and leaves it so."""
         return False
 
+    def texts_of(self, ids: range) -> dict[int, str] | None:
+        """Returns what each of these ids shows while the stream is plain, of those that show whole characters; None for
+        a stream that never is."""
+        return None
+
     @property
     def held_bytes(self) -> int:
         """The number of bytes of UTF-8 that are held back."""
@@ -181,6 +186,11 @@ class PlainStream(StreamDecoder):
     @property
     def is_plain(self) -> bool:
         return self._ready is not None
+
+    def texts_of(self, ids: range) -> dict[int, str] | None:
+        if self._graphemes is not None:
+            return None
+        return {index: text for index in ids if (text := self._texts[index]) is not None}
 
     def push(self, ids: Sequence[int], end: bool = False) -> str:
         if self._ready is not None and not end:  # what nearly every call of a generation is: whole characters

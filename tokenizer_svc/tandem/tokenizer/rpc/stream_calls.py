@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.common.guarded_method import unexpected
@@ -35,6 +36,7 @@ _IDS_A_TURN = 16_384
 _HELD_IDS_A_TURN = 128
 _OPENS_A_TURN = 8
 _REQUESTS_A_TURN = 512
+_TEXTS_AT_ONCE = 2048  # of ids, that are told behind an `open`: a millisecond or two
 
 
 @dataclass(slots=True)
@@ -47,6 +49,11 @@ class _Stream:
     answer: AnswerParser | None = None
     reasoning_ids: int = 0
     tells_pieces: bool = False
+
+    @property
+    def shows_text_alone(self) -> bool:
+        """Tells whether nothing but text is asked for."""
+        return self.answer is None and not self.tells_pieces
 
     def count(self) -> None:
         """Counts once for a stream: two counters for each message would cost as much as decoding it."""
@@ -80,11 +87,13 @@ class DecodeStreamCall:
         self._done: dict[str, None] = {}  # in the order in which they ended
         self._streams = self._tokens = 0  # that have ended
         self._spent = 0.0  # of a turn of the event loop
+        self._told_texts = False  # in the response that is made
 
     async def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
         """Returns the one response to a request. Raises ServiceError, which ends the call; an error of one request of a
         batch is in its response."""
         self._metrics.stream_messages.inc()
+        self._told_texts = False
         if not request.batch:
             self._metrics.stream_requests.inc()
             if request.HasField("open"):
@@ -134,10 +143,11 @@ class DecodeStreamCall:
         table = stream.loaded.tokenizer.table
         pieces = [table.pieces[index] for index in ids] if stream.tells_pieces else ()
         if not decoder.done:
+            opened = self._about(stream, request.open) if request.HasField("open") else {}
             return respond(
+                **opened,
                 stream_key=key,
-                fingerprint=stream.loaded.tokenizer.fingerprint if request.HasField("open") else None,
-                plain=decoder.is_plain and stream.answer is None and not stream.tells_pieces,
+                plain=decoder.is_plain and stream.shows_text_alone,
                 text=text,
                 held_bytes=decoder.held_bytes,
                 ids_consumed=decoder.ids_consumed,
@@ -159,6 +169,16 @@ class DecodeStreamCall:
             reasoning_ids=stream.reasoning_ids,
             pieces=pieces,
         )
+
+    def _about(self, stream: _Stream, message: pb.DecodeStreamOpen) -> dict[str, Any]:
+        """Returns what the response to `message` tells besides text."""
+        told: dict[str, Any] = {"fingerprint": stream.loaded.tokenizer.fingerprint}
+        start, end = message.texts_from, min(message.texts_from + _TEXTS_AT_ONCE, stream.size)
+        asked = message.HasField("texts_from") and stream.shows_text_alone and not self._told_texts
+        if asked and (texts := stream.decoder.texts_of(range(start, end))) is not None:
+            self._told_texts = True
+            told |= {"text_ids": texts.keys(), "texts": texts.values(), "next_texts": end if end < stream.size else 0}
+        return told
 
     async def _decode(self, stream: _Stream, ids: list[int], end: bool) -> tuple[str, Sequence[pb.AnswerEvent]]:
         """Returns the text of more ids, which does not depend on how they are cut, and its events."""
