@@ -62,7 +62,7 @@ STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "falcon-h1")
 PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "granitehybrid", "nemotron_h")
 
 
-PLAIN = {"ffn_gate_inp", "ssm_conv1d", "shortconv", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
+PLAIN = {"ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
 
 
 def save_gguf(
@@ -103,7 +103,7 @@ def save_gguf(
 
 def is_plain(name: str, tensor: torch.Tensor) -> bool:
     """Whether llama.cpp's converter leaves a tensor in F32, whatever the kind of the file."""
-    return tensor.dim() < 2 or name.endswith(".bias") or bool(PLAIN & set(name.split(".")))
+    return tensor.dim() < 2 or name.endswith((".bias", ".shortconv.conv.weight")) or bool(PLAIN & set(name.split(".")))
 
 
 def describe(writer: gguf.GGUFWriter, config: Any) -> None:
