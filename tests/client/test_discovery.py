@@ -283,6 +283,20 @@ async def test_a_name_server_that_is_silent_holds_up_neither_a_call_nor_the_end(
         answered.set()
 
 
+async def test_a_client_whose_last_request_asked_for_another_lookup_closes_at_once(names: Names, fleet: Fleet) -> None:
+    names.hosts = ["127.0.0.1"]
+    await fleet.start("127.0.0.1")
+    client = AsyncClient(worker=fleet.address, failover=NO_FAILOVER)
+    await client.__aenter__()
+    await ask(client, ["a"])
+    assert client._pool is not None
+    look_again = client._pool._look_again
+    await until(lambda: bool(look_again._waiters))  # type: ignore[attr-defined]
+    look_again.set()  # in the same turn of the event loop
+    async with asyncio.timeout(20):
+        await client.close()
+
+
 async def test_a_file_that_cannot_be_read_is_told_before_any_lookup(names: Names) -> None:
     wrong = Credentials(root_certificates="/nowhere/ca.pem")
     async with AsyncExitStack() as stack:

@@ -116,7 +116,8 @@ class WorkerPool:
         """Waits until some worker's health changes, or for `seconds`."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     async def close(self) -> None:
         self._closed = True
@@ -195,7 +196,8 @@ class WorkerPool:
             await asyncio.sleep(LOOKUP_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 rest = self._connection.resolve_seconds - LOOKUP_PAUSE_SECONDS
-                await asyncio.wait_for(self._look_again.wait(), max(0.0, rest))
+                async with asyncio.timeout(max(0.0, rest)):
+                    await self._look_again.wait()
 
     async def _look_up(self, name: WorkersName) -> None:
         """Looks a name up; the last addresses stay while lookups fail."""

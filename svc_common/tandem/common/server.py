@@ -126,7 +126,8 @@ class RunningService(BaseServer):
             logger.error("handlers do not end after cancellation", extra={"running": self.running.by_method()})
         await self._server.stop(_FLUSH_SECONDS)
         try:
-            await asyncio.wait_for(self._service.stop(), _RELEASE_SECONDS)
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._service.stop()
         except TimeoutError:
             logger.error("the service did not stop within %g s", _RELEASE_SECONDS)
         except Exception:

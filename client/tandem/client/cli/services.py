@@ -218,7 +218,8 @@ class Services:
         for service in reversed(self._running):
             service.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(service.ended(), self._plan.drain_seconds + 5)
+                async with asyncio.timeout(self._plan.drain_seconds + 5):
+                    await service.ended()
         self.kill()
         for service in self._running:
             await service.ended()

@@ -155,7 +155,8 @@ class ChatRenderer:
         """Whether a process that closed its output was ended by a signal. Its output ends before its parent hears of
         its end."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _END_SECONDS)
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
         killed = process.returncode in _KILLED
         await self._kill(process)
         return killed

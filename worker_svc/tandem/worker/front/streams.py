@@ -197,7 +197,8 @@ async def next_due(streams: Sequence[OutputStream]) -> list[OutputStream]:
             await wake.wait()
         else:
             try:
-                await asyncio.wait_for(wake.wait(), shortest)
+                async with asyncio.timeout(shortest):
+                    await wake.wait()
             except TimeoutError:
                 continue
 

@@ -344,7 +344,8 @@ class EngineSupervisor:
             if hung:
                 engine.kill()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(dead), KILL_SECONDS)
+                    async with asyncio.timeout(KILL_SECONDS):
+                        await asyncio.shield(dead)
             self._fail_all(self._died(), dead.result() if dead.done() else None)
             self.load, self._pinged = Load(), None
             await engine.stop()

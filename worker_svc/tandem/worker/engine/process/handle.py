@@ -148,7 +148,8 @@ class ProcessEngine:
             if not self._info.done():
                 # The reason may still be on its way from a process that has just left.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(self._info), 0.5)
+                    async with asyncio.timeout(0.5):
+                        await asyncio.shield(self._info)
             if not self._info.done():
                 raise EngineStartError(f"the engine ended while it started: {dead.result().why}")
             info = self._info.result()
@@ -209,10 +210,12 @@ class ProcessEngine:
             if child.code is None and self._socket is not None:
                 self.send(Stop())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(child.ended(), STOP_SECONDS)
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await child.ended()
             child.kill()  # also what is left of an engine that has ended: ranks that were stopped cannot leave
             try:
-                await asyncio.wait_for(child.ended(), KILL_SECONDS)
+                async with asyncio.timeout(KILL_SECONDS):
+                    await child.ended()
             except TimeoutError:
                 logger.error("engine process %d does not end after SIGKILL", child.pid)
         if self._reader is not None:

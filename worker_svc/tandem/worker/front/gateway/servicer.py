@@ -281,4 +281,5 @@ def _refuse(request: Message) -> None:
 async def _wait(wake: asyncio.Event, seconds: float) -> None:
     """Waits for something new, but not longer."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(wake.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await wake.wait()

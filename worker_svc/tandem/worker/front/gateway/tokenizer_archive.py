@@ -46,7 +46,8 @@ class TokenizerArchive:
                 stdout=asyncio.subprocess.PIPE,
             )
             try:
-                output, _ = await asyncio.wait_for(process.communicate(), _SECONDS)
+                async with asyncio.timeout(_SECONDS):
+                    output, _ = await process.communicate()
             finally:
                 if process.returncode is None:
                     process.kill()
