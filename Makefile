@@ -46,8 +46,9 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
 run: $(STAMP)
 	@$(BIN)/tandem run --model "$$MODEL" "$$PROMPT"
 
+# The slowest test takes less than a minute of an idle machine.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --timeout 300
 
 exhaustive: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder -m exhaustive
