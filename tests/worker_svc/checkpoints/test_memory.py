@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.worker.checkpoints.memory import _SHARED, Weights, zeros
+from tandem.worker.checkpoints.memory import _SHARED, Weights, give_back, zeros
 
 
 def test_weights_lie_side_by_side_and_are_nobody_elses() -> None:
@@ -45,6 +45,17 @@ def test_what_is_shared_goes_with_the_last_weight() -> None:
     gc.collect()
     assert not is_mapped()
     assert not weights.zeros((1 << 20,), torch.uint8).any()
+
+
+def test_an_end_that_is_given_back_takes_nothing_of_what_lies_beside_it() -> None:
+    weights = Weights()
+    whole, next_one = weights.zeros((100, 10_007), torch.uint8), weights.zeros((1 << 20,), torch.uint8)
+    whole.fill_(1)
+    next_one.fill_(2)
+    give_back(whole[33:])
+    assert (whole[:33] == 1).all() and (next_one == 2).all()
+    assert not whole[34:99].any(), "whole pages of it are new"
+    give_back(whole[:0])
 
 
 def test_a_copy_has_a_mapping_of_its_own() -> None:

@@ -100,7 +100,8 @@ def test_copies_made_while_a_quantized_model_is_loaded_leave_no_holes(
     path = tmp_path / "model.gguf"
     load_peak.write_file(path, "Q4_K_M", 6)
     peak, weights = peak_memory(path, "bfloat16", repository)
-    assert weights < peak < weights + 30e6
+    # On one heap the holes alone were 7 MB a layer; pages of the file and the ends of huge pages take some 30 MB.
+    assert weights < peak < weights + 42e6
 
 
 def test_progress_counts_stored_bytes_up_to_all_of_them(tmp_path: Path) -> None:

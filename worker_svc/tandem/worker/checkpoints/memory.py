@@ -9,6 +9,7 @@ than a huge page, and finding small pages costs a product of one row 10 to 15 % 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import threading
@@ -53,6 +54,15 @@ class Weights:
 
 
 WEIGHTS = Weights()
+
+
+def give_back(tail: torch.Tensor) -> None:
+    """Gives back to the system what huge pages hold of a contiguous end of a weight, which nobody reads any more."""
+    first = -(-tail.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (tail.data_ptr() + tail.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        with contextlib.suppress(AttributeError):  # of another system
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
 def _mapped(size: int) -> mmap.mmap:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.worker.checkpoints.memory import WEIGHTS
+from tandem.worker.checkpoints.memory import WEIGHTS, give_back
 from tandem.worker.model.cpu.native import PANEL
 
 
@@ -34,5 +34,7 @@ def panel_rows(panels: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def first_panels(panels: torch.Tensor, rows: int) -> torch.Tensor:
-    """Those that hold the first rows; the others, never written to, take no memory."""
-    return panels[: -(-rows // PANEL)]
+    """Those that hold the first rows; the others go."""
+    kept = -(-rows // PANEL)
+    give_back(panels[kept:])
+    return panels[:kept]

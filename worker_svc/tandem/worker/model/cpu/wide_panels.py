@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.memory import WEIGHTS
+from tandem.worker.checkpoints.memory import WEIGHTS, give_back
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.native import PANEL, WIDE_TILE
 
@@ -58,7 +58,9 @@ class WidePanels(torch.nn.Module):
 
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""
-        self.panels, self._rows = self.panels[: -(-rows // _PAIR)], rows
+        kept = -(-rows // _PAIR)
+        give_back(self.panels[kept:])
+        self.panels, self._rows = self.panels[:kept], rows
 
     def settle(self) -> None:
         """Nothing is left to do."""
