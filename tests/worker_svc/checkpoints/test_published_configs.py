@@ -98,6 +98,29 @@ def indexer(heads: int) -> dict[str, Any]:
     return {"index_head_dim": 128, "index_n_heads": heads, "index_topk": 2048}
 
 
+def deepseek_v3(name: str, model_type: str, quantization: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return deepseek(
+        name,
+        model_type,
+        sizes(129280, 7168, 18432, 61, 128, 128, 163840) | {"bos_token_id": 0, "eos_token_id": 1},
+        (256, 8, 2048, 1),
+        **latents(1536),
+        ep_size=1,
+        first_k_dense_replace=3,
+        n_group=8,
+        norm_topk_prob=True,
+        num_nextn_predict_layers=1,
+        quantization_config=quantization,
+        rope_scaling=yarn(40, 1.0),
+        rope_theta=10000,
+        routed_scaling_factor=2.5,
+        scoring_func="sigmoid",
+        topk_group=4,
+        topk_method="noaux_tc",
+        **fields,
+    )
+
+
 def glm5(theta: int, context: int, **more: Any) -> dict[str, Any]:
     return described(
         "GlmMoeDsa",
@@ -723,49 +746,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         235.7,
     ),
-    "DeepSeek-V3": (
-        deepseek(
-            "DeepseekV3",
-            "deepseek_v3",
-            sizes(129280, 7168, 18432, 61, 128, 128, 163840) | {"bos_token_id": 0, "eos_token_id": 1},
-            (256, 8, 2048, 1),
-            **latents(1536),
-            ep_size=1,
-            first_k_dense_replace=3,
-            n_group=8,
-            norm_topk_prob=True,
-            num_nextn_predict_layers=1,
-            quantization_config=FP8,
-            rope_scaling=yarn(40, 1.0),
-            rope_theta=10000,
-            routed_scaling_factor=2.5,
-            scoring_func="sigmoid",
-            topk_group=4,
-            topk_method="noaux_tc",
-        ),
-        671.0,
-    ),
+    "DeepSeek-V3": (deepseek_v3("DeepseekV3", "deepseek_v3", FP8), 671.0),
     "DeepSeek-V3.2": (
-        deepseek(
-            "DeepseekV32",
-            "deepseek_v32",
-            sizes(129280, 7168, 18432, 61, 128, 128, 163840) | {"bos_token_id": 0, "eos_token_id": 1},
-            (256, 8, 2048, 1),
-            **latents(1536),
-            **indexer(64),
-            ep_size=1,
-            first_k_dense_replace=3,
-            n_group=8,
-            norm_topk_prob=True,
-            num_nextn_predict_layers=1,
-            quantization_config=FP8 | {"scale_fmt": "ue8m0"},
-            rope_scaling=yarn(40, 1.0),
-            rope_theta=10000,
-            routed_scaling_factor=2.5,
-            scoring_func="sigmoid",
-            topk_group=4,
-            topk_method="noaux_tc",
-        ),
+        deepseek_v3("DeepseekV32", "deepseek_v32", FP8 | {"scale_fmt": "ue8m0"}, **indexer(64)),
         671.9,
     ),
     "GLM-5": (glm5(1000000, 202752), 743.9),

@@ -145,19 +145,19 @@ class QueryFactors(torch.nn.Module):
     """What the queries of each position are multiplied by where they grow. Looked up, not computed row by row: the
     bits of a logarithm may depend on its row."""
 
-    table: torch.Tensor  # [context_length]
+    table: torch.Tensor  # one factor for all positions between two at which they grow
 
     def __init__(self, growth: QueryGrowth, context_length: int, device: torch.device | str) -> None:
         super().__init__()
-        end = context_length + growth.ahead
-        steps = torch.arange(-(-end // growth.every), dtype=torch.float32)
-        factors = 1 + growth.beta * torch.log(1 + steps)
-        table = factors.repeat_interleave(growth.every)[growth.ahead : end].contiguous()
+        self._growth = growth
+        steps = torch.arange(-(-(context_length + growth.ahead) // growth.every), dtype=torch.float32)
+        table = 1 + growth.beta * torch.log(1 + steps)
         self.register_buffer("table", table.to(device), persistent=False)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """For rows at `positions` `[N]`: `[N, 1, 1]`."""
-        return self.table.index_select(0, positions).view(-1, 1, 1)
+        steps = (positions + self._growth.ahead) // self._growth.every
+        return self.table.index_select(0, steps).view(-1, 1, 1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

@@ -161,8 +161,8 @@ class CompiledLayer:
             self._cache = weakref.ref(cache)
         if self._rule is not None:
             assert isinstance(states, CompiledMoves), "a step of a model with states says where they are"
-            plan = states.plan
-            if self._carrying is None or plan.cache is None or self._states is None or self._states() is not plan.cache:
+            plan, known = states.plan, None if self._states is None else self._states()
+            if self._carrying is None or known is None or known is not plan.cache:
                 self._carrying = carrying(self._rule, state_index, plan)
                 self._states = None if plan.cache is None else weakref.ref(plan.cache)
                 turn.state = ctypes.addressof(self._carrying)

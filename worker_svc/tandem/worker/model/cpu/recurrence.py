@@ -90,7 +90,6 @@ def carrying(rule: Rule, layer: int, plan: StatePlan) -> Carrying:
         states=None if cache is None else cache.recurrent[layer].data_ptr(),
         tails=None if cache is None else cache.tails[layer].data_ptr(),
         journals=None if cache is None else cache.journals[layer].data_ptr(),
-        room=plan.room(sizes.channels + sizes.factors).data_ptr(),
         channels=sizes.channels,
         heads=heads,
         rows=rows,
@@ -98,17 +97,11 @@ def carrying(rule: Rule, layer: int, plan: StatePlan) -> Carrying:
         kernel=sizes.kernel,
         journal=0 if cache is None else cache.shape.journal,
         factors=sizes.factors,
-        threads=torch.get_num_threads(),
     )
     kind = _fill(step, rule)
-    return Carrying(
-        r=step,
-        works=plan.works.ctypes.data,
-        saves=plan.saves.ctypes.data,
-        count=len(plan.works),
-        covered=plan.rows,
-        rule=_RULES.index(kind),
-    )
+    made = Carrying(r=step, rule=_RULES.index(kind))
+    carries_on(made, rule, plan)
+    return made
 
 
 def carries_on(carrying: Carrying, rule: Rule, plan: StatePlan) -> None:
