@@ -50,6 +50,7 @@ _READS = {
     aten.unique_consecutive, aten.unique_dim, aten.bincount, aten.repeat_interleave, aten.isin,
 }  # fmt: skip
 _INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+_LOOKUPS = {aten.index_select, aten.gather}  # (table, dimension, indices)
 
 
 class CardTensor(torch.Tensor):
@@ -258,7 +259,10 @@ class VirtualCard:
             written = kwargs.get("out", args[0] if args else None)
             return wrappers[id(written)]
         compute = scaled_product if func is aten._scaled_mm.default else func  # which a processor has not
-        results = compute(*args, **kwargs)
+        shaped = args
+        if self.recording is not None and func.overloadpacket in _LOOKUPS:  # where indices are rubbish until replayed
+            shaped = (*args[:2], torch.zeros_like(args[2]), *args[3:])
+        results = compute(*shaped, **kwargs)
         fresh: list[torch.Tensor] = []
 
         def wrapped(x: Any) -> Any:
