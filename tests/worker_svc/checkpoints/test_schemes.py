@@ -333,7 +333,7 @@ def test_experts_in_mxfp4_are_multiplied_as_they_are_stored(tmp_path: Path, monk
     torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
     kept = load_transformer(checkpoint, "cpu", torch.float32)
     near = logits_in_chunks(kept, ids, [60])
-    assert (near - expected).norm() < 1e-2 * expected.norm()
+    assert (near - expected).norm() < 5e-2 * expected.norm()  # activations are rounded to 8 bits
     assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
     weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight)]
     assert {(each.name, each.scale.dtype) for each in weights} == {("e2m1", torch.uint8)}

@@ -87,7 +87,7 @@ def random_rows(count: int, columns: int) -> torch.Tensor:
 
 def steps_of(kind: Quantization) -> int:
     """Into how many steps activations up to a group's largest are divided."""
-    return 127 if kind.bits == 4 and kind.group <= 32 and kind.code in ("", "int4") else 32767
+    return 127 if kind.bits == 4 and kind.group <= 32 and kind.code in ("", "int4", "e2m1") else 32767
 
 
 def rounded(x: torch.Tensor, kind: Quantization, group: int) -> torch.Tensor:
@@ -154,11 +154,13 @@ def test_activations_are_rounded_to_the_nearest_step_of_their_groups_largest(kin
     assert error.any()
 
 
-@pytest.mark.parametrize("kind", [Quantization(4, 32, "int4"), Quantization(4, 32)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [Quantization(4, 32, "int4"), Quantization(4, 32), Quantization(4, 32, "e2m1")], ids=str
+)
 def test_sums_of_the_largest_digits_are_exact(kind: Quantization) -> None:
     columns, groups = 256, 256 // kind.group
     least = None if kind.code else torch.ones((16, groups))
-    for digit in (0, 15):
+    for digit in (0, 7, 15):
         q = torch.full((16, columns), digit, dtype=torch.uint8)
         matrix = Grouped(kind, q, torch.ones((16, groups)), least)
         for number in (127.0, -127.0):

@@ -70,14 +70,14 @@ def quantized_product(
     """`x [rows, k]` fp32 times int8 or int4 weights: `[rows, panels * 16]` fp32.
 
     See `QuantizedWeight`; rows are quantized in `groups` groups of `group` numbers, which zeros fill up: to int8 for
-    int4 weights in groups of 32 or 16 whose numbers are digits, or these less 8, else to int16. `order [k]` int64:
-    which number of a row each column of the weights multiplies, if not that of its place.
+    int4 weights in groups of 32 or 16 whose numbers are digits, these less 8, or MXFP4's, else to int16. `order [k]`
+    int64: which number of a row each column of the weights multiplies, if not that of its place.
     """
     x = x.contiguous()
     rows, k = x.shape
     panels = weight.shape[0]
     out = torch.empty((rows, panels * PANEL))
-    room = torch.empty(2 * rows * groups * (group // 2 + 3), dtype=torch.int32)
+    room = torch.empty(2 * rows * groups * (group // 2 + 4), dtype=torch.int32)
     calls().tandem_quantized_product(
         bits,
         weight.data_ptr(),

@@ -37,9 +37,11 @@ int tandem_allow_wide(int allowed) {
 
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
     const int less = group <= SPAN ? less_than_digits(table) : 0,
-              digits = bits == 4 && group <= SPAN && (!table || less);
-    const int twice = digits && !(wide_allowed && wide_is_there());
-    return (Rounding){k, groups, group, groups * (group / 2 + twice), less, digits, twice, order};
+              small = group != SPAN || less ? 0 : small_table(table);
+    const int digits = bits == 4 && group <= SPAN && (!table || less || small);
+    const int twice = digits && !(wide_allowed && wide_is_there()), span = (int)(small ? SPAN / 2 : group);
+    const int64_t words = groups * (group / 2 + (twice ? group / span : 0));
+    return (Rounding){k, groups, group, words, less, digits, twice, span, small ? small : 8, order};
 }
 
 // 16 integers as words of two int8 twice.
@@ -88,6 +90,7 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
         const __m256 factor = _mm256_set1_ps(inverse);
         int32_t *to = q + row * how->words + place % groups * (how->words / groups);
         __m256i total = _mm256_setzero_si256();
+        int32_t whole = 0;
         for (int64_t i = 0; i < group; i += 16) {
             const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i), factor));
             const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i + 8), factor));
@@ -96,9 +99,11 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
             if (how->twice) store_twice(to, ab);
             else _mm256_storeu_si256((__m256i *)to, ab);
             to += 8;
+            if ((i + 16) % how->span) continue;
+            const int32_t part = lanes_sum(total);
+            if (how->twice) *to++ = (int32_t)((uint32_t)(-how->raised * part & 0xffff) * 0x10001u);
+            total = _mm256_setzero_si256(), whole += part;
         }
-        const int32_t whole = lanes_sum(total);
-        if (how->twice) *to = (int32_t)((uint32_t)(-8 * whole & 0xffff) * 0x10001u);
         scale[place] = most / integers + spoilt;
         sum[place] = how->less ? (float)(-how->less * whole) : (float)whole * scale[place];
     }
@@ -259,7 +264,7 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
         return;
     }
     if (p->rows == 1) single_row_panels(p, bits, group, first, last);
-    else if (bits == 4 && !p->table && group <= SPAN) digits_panels(p, group, first, last);
+    else if (bits == 4 && group <= SPAN && (!p->table || small_table(p->table))) digits_panels(p, group, first, last);
     else BY_INT16_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 

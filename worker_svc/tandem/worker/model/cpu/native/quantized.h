@@ -36,17 +36,28 @@ INLINE int less_than_digits(const int16_t *table) {
     return 8;
 }
 
-#define SPAN 32  // inputs of digits that are added up in 16 bits
+// How much the numbers of a table are to be raised to be none below 0, where all are so small that int8 times sixteen of
+// them add up in 16 bits; else 0.
+INLINE int small_table(const int16_t *table) {
+    int least = 0;
+    for (int i = 0; table && i < 16; i++) {
+        if (table[i] > 16 || table[i] < -16) return 0;
+        if (table[i] < least) least = table[i];
+    }
+    return -least;
+}
 
-// How rows of activations are rounded for a product. Numbers of 4 bits that are `digits`, or these less 8, in groups of
-// `SPAN` or less take integers of 8 bits, others of 16.
+#define SPAN 32  // inputs of digits that are added up in 16 bits; of a small table, half of them
+
+// How rows of activations are rounded for a product. Numbers of 4 bits that are `digits`, these less 8, or of a small
+// table, in groups of `SPAN` or less take integers of 8 bits, others of 16.
 typedef struct {
     int64_t k, groups, group;
     int64_t words;  // of 32 bits, that a row's integers are
     int less, digits;
-    // By AVX2, digits take words of two int8 twice, and behind those of each group a word of twice the int16 that is -8
-    // times their sum. All other words are two int16.
-    int twice;
+    // By AVX2, digits take words of two int8 twice, and behind those of each span a word of twice the int16 that is
+    // -`raised` times their sum. All other words are two int16.
+    int twice, span, raised;
     const int64_t *order;  // [k], which of a row's numbers comes at each place; 0: that of the place
 } Rounding;
 
@@ -79,7 +90,7 @@ void constants(const Product *p, int group, int64_t panel, int panels, int64_t f
 // Those of a single row by AVX2 (single_row.c).
 void single_row_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
-// Those of several rows with digits (digits.c), in tiles of as many rows.
+// Those of several rows with digits or a small table (digits.c), in tiles of as many rows.
 #define DIGIT_ROWS 12
 void digits_panels(const Product *p, int group, int64_t first, int64_t last);
 

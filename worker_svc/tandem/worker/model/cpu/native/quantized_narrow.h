@@ -15,8 +15,8 @@ INLINE __m256 eight(const int half, const void *numbers, int64_t at, __m256 unit
     return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw)), unit);
 }
 
-// Beside DIGITS, TABLE and LESS: a table of numbers of 8 bits, as most are.
-enum { BYTES = 3 };
+// Beside DIGITS, TABLE and LESS: a table of numbers of 8 bits, as most are, and a small one beside int8.
+enum { BYTES = 3, SMALL = 4 };
 
 INLINE int of_bytes(const int16_t *table) {
     for (int i = 0; i < 16; i++)
@@ -38,16 +38,24 @@ INLINE void load_table(const Product *p, __m256i table[2]) {
     for (int i = 0; i < 2; i++) table[i] = _mm256_loadu_si256((const __m256i *)bytes[i]);
 }
 
+// A small table, raised.
+INLINE __m256i raised_table(const int16_t *table) {
+    uint8_t bytes[32];
+    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)(table[i % 16] + small_table(table));
+    return _mm256_loadu_si256((const __m256i *)bytes);
+}
+
 // Without this, gcc adds up products before it adds them to sums, and has to put sums on the stack.
 #define ADDED(SUM) __asm__("" : "+x"(SUM))
 
-// Sums of some rows over a group of digits less 8, four times `quads` inputs, for 16 columns. vpmaddubsw adds two products
-// of a digit and an int8 in 16 bits; 32 inputs times digits less 8 give 32 * 8 * 127 at most, which fits again, whatever
-// wraps on the way.
+// Sums of some rows over a span of digits less 8, four times `quads` inputs, for 16 columns; or of what they stand for by a
+// raised `table`. vpmaddubsw adds two products of a digit and an int8 in 16 bits; 32 inputs times digits less 8 give
+// 32 * 8 * 127 at most, 16 times numbers of a small table 16 * 16 * 127, which fits again, whatever wraps on the way.
 //
 // Each sum has a name: those of an array gcc leaves on the stack.
 #define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
-INLINE void digit_sums(const int rows, const int quads, const uint8_t *w, const int32_t *x, __m256i *sums) {
+INLINE void digit_sums(const int rows, const int quads, const int means, __m256i table, const uint8_t *w,
+                       const int32_t *x, __m256i *sums) {
     const __m256i low = _mm256_set1_epi8(15);
 #define BEGIN(R) __m256i sum##R = R < rows ? _mm256_set1_epi32(x[2 * quads * rows + R]) : low;
     EACH_ROW(BEGIN)
@@ -55,7 +63,8 @@ INLINE void digit_sums(const int rows, const int quads, const uint8_t *w, const 
     for (int i = 0; i < quads; i++, w += PANEL * 2) {
         const __m256i raw = _mm256_loadu_si256((const __m256i *)w);
         for (int pair = 0; pair < 2; pair++, x += rows) {
-            const __m256i b = _mm256_and_si256(pair ? _mm256_srli_epi16(raw, 4) : raw, low);
+            __m256i b = _mm256_and_si256(pair ? _mm256_srli_epi16(raw, 4) : raw, low);
+            if (means == SMALL) b = _mm256_shuffle_epi8(table, b);
 #define ADD(R)                                                                                                         \
     if (R < rows) {                                                                                                    \
         sum##R = _mm256_add_epi16(sum##R, _mm256_maddubs_epi16(b, _mm256_set1_epi32(x[R])));                           \
@@ -72,10 +81,10 @@ INLINE void digit_sums(const int rows, const int quads, const uint8_t *w, const 
 #undef KEEP
 }
 
-// A row's sums of 8 columns by 32 bits; `begin` is the word behind the group's.
+// A row's sums of 8 columns by 32 bits; `begin` is the word behind the span's.
 INLINE __m256i widened(__m128i sums, int means, const int32_t *begin) {
     const __m256i wide = _mm256_cvtepi16_epi32(sums);
-    return means == LESS ? wide : _mm256_sub_epi32(wide, _mm256_set1_epi32(*begin >> 16));
+    return means != DIGITS ? wide : _mm256_sub_epi32(wide, _mm256_set1_epi32(*begin >> 16));
 }
 
 // The two inputs of a `pair`, 0 or 1, of four at w, for 16 columns.

@@ -25,9 +25,20 @@ INLINE void group_sums(const int bits, const int means, const __m256i table[2], 
 // The same of digits.
 INLINE void group_digits(const int means, const int group, const uint8_t *w, const int32_t *x, __m256i sum[2]) {
     __m256i all;
-    digit_sums(1, group / 4, w, x, &all);
+    digit_sums(1, group / 4, means, _mm256_setzero_si256(), w, x, &all);
     sum[0] = widened(_mm256_castsi256_si128(all), means, x + group / 2);
     sum[1] = widened(_mm256_extracti128_si256(all, 1), means, x + group / 2);
+}
+
+// The same of a small table, span by span.
+INLINE void group_small(__m256i table, const int group, const uint8_t *w, const int32_t *x, __m256i sum[2]) {
+    sum[0] = sum[1] = _mm256_setzero_si256();
+    for (int i = 0; i < group; i += SPAN / 2, w += SPAN / 4 * PANEL, x += SPAN / 4 + 1) {
+        __m256i all;
+        digit_sums(1, SPAN / 8, SMALL, table, w, x, &all);
+        sum[0] = _mm256_add_epi32(sum[0], _mm256_cvtepi16_epi32(_mm256_castsi256_si128(all)));
+        sum[1] = _mm256_add_epi32(sum[1], _mm256_cvtepi16_epi32(_mm256_extracti128_si256(all, 1)));
+    }
 }
 
 INLINE void row_panel(const int bits, const int means, const int group, const int half, const Product *p,
@@ -36,10 +47,12 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
     const int64_t step = p->per_channel ? 0 : PANEL;
     const uint8_t *w = p->weight + panel * p->groups * group * PANEL * bits / 8;
     const int32_t *x = p->x;
-    const int digits = bits == 4 && group <= SPAN && (means == DIGITS || means == LESS), words = group / 2 + digits;
+    const int digits = bits == 4 && group <= SPAN && (means == DIGITS || means == LESS);
+    const int words = group / 2 + (means == SMALL ? group / (SPAN / 2) : digits);
     int64_t at = panel * (p->per_channel ? 1 : p->groups) * PANEL;
     __m256i table[2];
     if (means == TABLE || means == BYTES) load_table(p, table);
+    else if (means == SMALL) table[0] = raised_table(p->table);
     __m256 total[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t u = 0; u < units; u++) {
         const int64_t last = (u + 1) * each < p->groups ? (u + 1) * each : p->groups;
@@ -52,7 +65,8 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
             __m256i sum[2];
             for (int i = 0; i < group * PANEL * bits / 8; i += 64)
                 _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
-            if (digits) group_digits(means, group, w, x, sum);
+            if (means == SMALL) group_small(table[0], group, w, x, sum);
+            else if (digits) group_digits(means, group, w, x, sum);
             else group_sums(bits, means, table, w, x, group / 4, sum);
             for (int h = 0; h < 2; h++) {
                 const __m256 scale = eight(half, p->scale, at + 8 * h, unit[h]);
@@ -78,7 +92,8 @@ INLINE void panels_that_mean(const int bits, const int means, const int group, c
 }
 
 INLINE void panels_of(const int bits, const int means, const int group, const Product *p, int64_t first, int64_t last) {
-    if (means == TABLE && of_bytes(p->table)) panels_that_mean(bits, BYTES, group, p, first, last);
+    if (means == TABLE && group == SPAN && small_table(p->table)) panels_that_mean(bits, SMALL, group, p, first, last);
+    else if (means == TABLE && of_bytes(p->table)) panels_that_mean(bits, BYTES, group, p, first, last);
     else panels_that_mean(bits, means, group, p, first, last);
 }
 
