@@ -104,7 +104,7 @@ FINE = {
     "Q2_K": Quantization(4, 16),
     "Q3_K": Quantization(4, 16, "int4"),
     "Q5_K": Quantization(8, 32),
-    "Q6_K": Quantization(8, 16),
+    "Q6_K": Quantization(6, 16),
 }
 
 

@@ -19,6 +19,7 @@ from tandem.worker.model.quantization import QuantizedWeight
 KINDS = [
     Quantization(8, 0),
     *(Quantization(bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)),
+    Quantization(6, 16),
     *(Quantization(4, group, "int4") for group in (16, 32, 128)),
     Quantization(4, 32, "e2m1"),
     Quantization(4, 64, "nf4"),
@@ -42,6 +43,9 @@ def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtyp
     scale = torch.rand((rows, groups), generator=generator).to(dtype)
     if kind.code == "e2m1":
         scale = torch.randint(110, 130, scale.shape, dtype=E8M0, generator=generator)
+    if kind.bits == 6:
+        q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8, generator=generator)
+        return Grouped(kind, q, scale, None)
     if kind.bits == 8:
         # -128 too: files of others may hold it.
         q = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
@@ -118,6 +122,16 @@ def test_a_quantized_product_is_that_of_the_quantized_numbers(
         exact = numbers @ matrix.dequantize().double().t()
         size = numbers.abs() @ matrix.dequantize().double().abs().t()
         assert ((weight(x).double() - exact).abs() <= 1e-6 * size).all()
+
+
+def test_numbers_of_6_bits_give_the_bits_that_the_same_give_as_int8() -> None:
+    matrix = random_matrix(Quantization(6, 16), 100, 1300, torch.int8)
+    matrix.q[:, ::3] = torch.arange(-32, 32, dtype=torch.int8).repeat(7)[:434]
+    fewer, more = stored(matrix), stored(replace(matrix, kind=Quantization(8, 16)))
+    assert fewer.q.nbytes == more.q.nbytes * 6 / 8
+    for count in (*range(1, 9), 40):
+        x = random_rows(count, 1300)
+        assert torch.equal(fewer(x), more(x))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -132,7 +132,7 @@ class QuantizedTensor:
                 scale, least = _six_bit_pairs(blocks[:, 4:16])
                 units = _stored_half(blocks, 0), _stored_half(blocks, 2)
             case "Q6_K":
-                kind, q, scale = Quantization(8, 16), _q6_k_numbers(blocks), blocks[:, 192:208].view(torch.int8)
+                kind, q, scale = Quantization(6, 16), _q6_k_numbers(blocks), blocks[:, 192:208].view(torch.int8)
                 units = _stored_half(blocks, 208), None
             case "IQ4_NL":
                 kind, q, scale = Quantization(4, 32, "iq4"), _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)

@@ -39,12 +39,13 @@ class Quantization:
     """How weights are quantized; `group` 0: one scale an output channel (int8 only). `code`, of `CODES`: what numbers
     of 4 bits stand for, if not for themselves."""
 
-    bits: Literal[4, 8]
+    bits: Literal[4, 6, 8]
     group: int
     code: str = ""
 
     def __post_init__(self) -> None:
-        if self.group not in (FINE_GROUP, *GROUPS, *((0,) if self.bits == 8 else ())):
+        coarse = {4: GROUPS, 6: (), 8: (0, *GROUPS)}[self.bits]
+        if self.group not in (FINE_GROUP, *coarse):
             raise ValueError(f"int{self.bits} has no groups of {self.group}")
         if self.code and (self.bits != 4 or self.group > CODE_GROUPS.get(self.code, GROUPS[-1])):
             raise ValueError(f"{self.code} has no groups of {self.group} with {self.bits} bits")
@@ -59,7 +60,7 @@ class Quantization:
 class Grouped:
     """Rows of a quantized matrix, not yet packed.
 
-    q: `[rows, columns]`, int8 or, for 4 bits, uint8 from 0 to 15.
+    q: `[rows, columns]`, int8, of 6 bits from -32 to 31, or, for 4 bits, uint8 from 0 to 15.
     scale, least: `[rows, groups]`, one column where a channel has one scale; float16 or float32. Scales may be `E8M0`.
         A number is `q scale + least`. With `units`, both are int8.
     units: `[rows, units]` float16, of which scales and least numbers of `UNIT` columns each are multiples.

@@ -9,7 +9,7 @@ of these kinds; `weights.py` chooses when the first rows come:
 | `WidePanels` | bf16 or fp32 on a CPU with AVX-512, bf16 also by AMX (`cpu/wide_panels.py`) |
 | `HalfPanels` | bf16 or fp16 on a CPU without instructions for them: products in fp32, half the memory to read |
 | `FloatRows` | fp32 of a router on a CPU without AVX-512 |
-| `QuantizedWeight` | int8 and int4 (`quantization.py`) |
+| `QuantizedWeight` | int8, int6 and int4 (`quantization.py`) |
 | `Float8Weight` | fp8 (`float8.py`) |
 
 On a CPU torch has two libraries for `x W^T` in fp32. For a few rows and a large W, MKL rearranges all of W at each

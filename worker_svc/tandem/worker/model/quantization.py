@@ -3,8 +3,9 @@
     int8    w = scale q            q from -127 to 127 (a file may have -128); one scale a group or an output channel
     int4    w = scale q + least    q from 0 to 15; one scale and one least number a group of 32, 64 or 128
     codes   w = scale table[q]     the same q and groups; what each stands for is a whole number of `CODES`
+    int6    w = scale q            q from -32 to 31, groups of 16; of compiled products (below) alone
 
-Compiled products (below) take groups of 16 too, int8 with a least number, and scales that are multiples of a unit.
+Those take groups of 16 of the others too, int8 with a least number, and scales that are multiples of a unit.
 
 On a CPU with compiled products (`native`) a row of activations is quantized too: to int16 or int8, with one scale for
 each group, so that what is summed up within a group are exact integers and no row depends on another. Elsewhere the
@@ -67,15 +68,45 @@ def quantize(weight: torch.Tensor, kind: Quantization) -> Grouped:
     return Grouped(kind, q.view(rows, -1)[:, :columns].to(torch.uint8), scale.half(), least.half())
 
 
+def packed(q: torch.Tensor, bits: int) -> torch.Tensor:
+    """Packs numbers `[rows, width]`, contiguous, into words `[rows, words]`.
+
+    Two int8 are a word of 16 bits, and four int4, of which the first two are the low halves of its bytes. Sixteen of 6
+    bits, 32 being added, are three words of 32 bits, whose halves hold those at even and those at odd places. Of eight
+    of either, the first six lie two and two in the lower 12 bits of the halves; in the four bits above lie the lower
+    bits of the seventh, those of the eighth, and the upper two of both.
+    """
+    if bits == 4:
+        pairs = q.view(len(q), -1, 2, 2)
+        return (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(len(q), -1).view(torch.int16)
+    if bits == 8:
+        return q.view(torch.int16)
+    a, b, c, d, e, f, g, h = (q.to(torch.int16) + 32).view(len(q), -1, 8, 2).unbind(2)
+    halves = (a | b << 6 | g << 12, c | d << 6 | h << 12, e | f << 6 | g >> 4 << 12 | h >> 4 << 14)
+    return torch.stack(halves, 2).view(len(q), -1).view(torch.int32)
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unpacks the words of `packed`: int8, or uint8 for 4 bits."""
+    if bits == 4:
+        pairs = words.view(torch.uint8).view(len(words), -1, 2)
+        return torch.stack((pairs & 15, pairs >> 4), dim=2).view(len(words), -1)
+    if bits == 8:
+        return words.view(torch.int8)
+    first, second, third = words.view(torch.int16).view(len(words), -1, 3, 2).unbind(2)
+    numbers = [half >> shift & 63 for half in (first, second, third) for shift in (0, 6)]
+    numbers += [first >> 12 & 15 | (third >> 12 & 3) << 4, second >> 12 & 15 | (third >> 14 & 3) << 4]
+    return (torch.stack(numbers, 2).view(len(words), -1) - 32).to(torch.int8)
+
+
 class QuantizedWeight(torch.nn.Module):
     """A quantized matrix `[out, in]`, filled row by row.
 
-    In memory, rows are filled up with zeros to whole groups and cut into words of 16 bits: two int8, or four int4 of
-    which the first two are the low halves of its bytes. For the compiled products, words, scales and least numbers lie
-    in panels.
+    In memory, rows are filled up with zeros to whole groups and cut into words (`packed`). For the compiled products,
+    words, scales and least numbers lie in panels.
     """
 
-    q: torch.Tensor  # [out, words] int16, or panels of them, as the others
+    q: torch.Tensor  # [out, words] int16 or int32, or panels of them, as the others
     scale: torch.Tensor  # [out, groups]
     least: torch.Tensor | None  # [out, groups]
     scale_unit: torch.Tensor | None  # [out, units], see `Grouped`
@@ -99,7 +130,8 @@ class QuantizedWeight(torch.nn.Module):
                 return empty_panels(rows, columns, dtype)
             return torch.zeros((rows, columns), dtype=dtype, device=device)
 
-        self.register_buffer("q", empty(self._width * kind.bits // 16, torch.int16))
+        word = torch.int32 if kind.bits == 6 else torch.int16
+        self.register_buffer("q", empty(self._width * kind.bits // (8 * word.itemsize), word))
         self.register_buffer("scale", empty(groups, like.scale.dtype))
         self.register_buffer("least", None if like.least is None else empty(groups, like.least.dtype))
         for name, unit in zip(("scale_unit", "least_unit"), like.units or (None, None), strict=True):
@@ -154,12 +186,9 @@ class QuantizedWeight(torch.nn.Module):
 
     def fill(self, row: int, rows: Grouped) -> None:
         """Stores rows from `row` on."""
-        q = F.pad(rows.q, (0, self._width - self.columns))
-        if self.kind.bits == 4:
-            pairs = q.view(len(q), -1, 2, 2)
-            q = (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(len(q), -1)
+        q = rows.q if self._width == self.columns else F.pad(rows.q, (0, self._width - self.columns))
         scale_unit, least_unit = rows.units or (None, None)
-        given = (q.view(torch.int16), rows.scale, rows.least, scale_unit, least_unit)
+        given = (packed(q.contiguous(), self.kind.bits), rows.scale, rows.least, scale_unit, least_unit)
         for buffer, part in zip(self._parts().values(), (part for part in given if part is not None), strict=True):
             self._put(buffer, row, part)
 
@@ -177,10 +206,7 @@ class QuantizedWeight(torch.nn.Module):
         def some(buffer: torch.Tensor) -> torch.Tensor:
             return buffer[index] if isinstance(index, slice) or not self.compiled else panel_rows(buffer, index)
 
-        q = some(self.q).view(torch.int8 if self.kind.bits == 8 else torch.uint8)
-        if self.kind.bits == 4:
-            pairs = q.view(len(q), -1, 2)
-            q = torch.stack((pairs & 15, pairs >> 4), dim=2).view(len(q), -1)
+        q = unpacked(some(self.q), self.kind.bits)
         least = None if self.least is None else some(self.least)
         least_unit = None if self.least_unit is None else some(self.least_unit)
         units = None if self.scale_unit is None else (some(self.scale_unit), least_unit)

@@ -3,7 +3,7 @@
 | experts' matrices | how they are multiplied |
 |---|---|
 | in panels: bf16, fp16, fp32 with AVX-512, fp8 | together, by the kernels of other layers |
-| int8, int4, MXFP4 and other codes of 4 bits | the same |
+| int8, int6, int4, MXFP4 and other codes of 4 bits | the same |
 | fp32 without AVX-512 | one expert after the other, by torch |
 | GPTQ's with an order of columns (`desc_act`) | one expert after the other |
 | of different kinds, within a matrix or between experts | one expert after the other |

@@ -1,4 +1,4 @@
-"""A CPU's kernels in C: products with plain, int8 and int4 weights (here), and the rest of a layer (`layers.py`).
+"""A CPU's kernels in C: products with plain, int8, int6 and int4 weights (here), and the rest of a layer (`layers.py`).
 
 A wheel brings them compiled; else the machine's C compiler (`CC`, else cc, gcc or clang) makes them when they are first
 needed, which takes a few seconds; `tandem.common.compiled` says what is loaded. Where there is neither, torch's own
@@ -67,7 +67,7 @@ def quantized_product(
     least_unit: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`x [rows, k]` fp32 times int8 or int4 weights: `[rows, panels * 16]` fp32.
+    """`x [rows, k]` fp32 times int8, int6 or int4 weights: `[rows, panels * 16]` fp32.
 
     See `QuantizedWeight`; rows are quantized in `groups` groups of `group` numbers, which zeros fill up: to int8 for
     int4 weights in groups of 32 or 16 whose numbers are digits, these less 8, or MXFP4's, else to int16. `order [k]`

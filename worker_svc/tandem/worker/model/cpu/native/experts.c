@@ -47,8 +47,6 @@ typedef struct {
     float *gate_up, *answers;
 } Room;
 
-static int is_quantized(const Matrix *m) { return m->bits == 8 || m->bits == 4; }
-
 static int64_t quantized_words(const Matrix *m) { return rounding_for(m).words; }
 
 // Of a row, in words of 32 bits.

@@ -8,7 +8,7 @@
 
 static int64_t room_of(const Matrix *m, int64_t rows) {
     if (m->bits == WIDE) return rows * ((m->inputs + 31) / 32 * 32);
-    if (m->bits == 8 || m->bits == 4) return 2 * rows * (rounding_for(m).words + 2 * m->groups);
+    if (is_quantized(m)) return 2 * rows * (rounding_for(m).words + 2 * m->groups);
     return 0;
 }
 

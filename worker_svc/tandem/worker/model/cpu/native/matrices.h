@@ -3,7 +3,7 @@
 #include "operations.h"
 #include "quantized.h"
 
-// How numbers are stored that are not of 16, 8 or 4 bits: in wide panels (`panels_wide.c`), as e4m3, as rows of fp32.
+// How numbers are stored that are not of 16, 8, 6 or 4 bits: in wide panels (`panels_wide.c`), as e4m3, as rows of fp32.
 enum { WIDE = 0, FLOAT8 = -8, FLOATS = 32 };
 
 typedef struct {
@@ -20,6 +20,8 @@ typedef struct {
 INLINE int64_t width_of(const Matrix *m) {
     return m->bits == WIDE || m->bits == FLOATS ? m->outputs : m->panels * PANEL;
 }
+
+INLINE int is_quantized(const Matrix *m) { return m->bits == 8 || m->bits == 6 || m->bits == 4; }
 
 // out [rows, width] = x [rows, inputs] times it, without its bias; `room` as its product needs it.
 INLINE void matrix_product(const Matrix *m, const float *x, int32_t *room, float *out, int64_t rows, int threads) {

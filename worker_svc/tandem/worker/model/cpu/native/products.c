@@ -36,7 +36,7 @@ int tandem_allow_wide(int allowed) {
 // ---------------------------------------------------------------------------------------------------- activations
 
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
-    const int less = group <= SPAN ? less_than_digits(table) : 0,
+    const int less = bits == 6 ? 32 : less_than_digits(group <= SPAN ? table : 0),
               small = group != SPAN || less ? 0 : small_table(table);
     const int digits = bits == 4 && group <= SPAN && (!table || less || small);
     const int twice = digits && !(wide_allowed && wide_is_there()), span = (int)(small ? SPAN / 2 : group);
@@ -165,12 +165,16 @@ void constants(const Product *p, int group, int64_t panel, int panels, int64_t f
     }
 }
 
-// The sums of one group of some rows, `quads` times four inputs.
+// The sums of one group of some rows. `begin`: what they begin with, of 6 bits.
 INLINE void group_sums(const int rows, const int bits, const int means, const __m256i table[2], const uint8_t *w,
-                       const int32_t *x, const int quads, __m256i sum[][2]) {
-    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
-    for (int i = 0; i < quads; i++, w += PANEL * bits / 2, x += 2 * rows)
-        for (int pair = 0; pair < 2; pair++) {
+                       const int32_t *x, const float *begin, const int group, __m256i sum[][2]) {
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = bits == 6 ? _mm256_cvtps_epi32(_mm256_broadcast_ss(begin + r)) : _mm256_setzero_si256();
+        sum[r][1] = sum[r][0];
+    }
+    for (int i = 0; i < group / 2; i += PAIRS(bits), w += PAIRS(bits) * PANEL * bits / 4, x += PAIRS(bits) * rows)
+#pragma GCC unroll 8
+        for (int pair = 0; pair < PAIRS(bits); pair++) {
             __m256i b[2];
             two_inputs(bits, means, table, w, pair, b);
             for (int r = 0; r < rows; r++) {
@@ -205,7 +209,7 @@ INLINE void quantized_tile(const Product *p, const int rows, const int bits, con
             _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         const int32_t *group_x = x + g * (group / 2) * rows;
         const float *group_sum = x_sum + g * rows, *group_scale = x_scale + g * rows;
-        group_sums(rows, bits, means, table, group_w, group_x, group / 4, sum);
+        group_sums(rows, bits, means, table, group_w, group_x, group_sum, group, sum);
         for (int h = 0; h < 2; h++) {
             const int64_t at = (g - first) * PANEL + 8 * h;
             const __m256 scale = _mm256_loadu_ps(by->scale[0] + at);

@@ -12,7 +12,8 @@
 #define UNIT 256  // numbers of a row whose scales are multiples of the same number, where scales are small integers
 
 typedef struct {
-    const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each
+    const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each, or
+                            // [panels, groups, 3, 16, 2] words of 16 bits, see `two_of_six_bits`
     const void *scale;      // [panels, groups, 16], or [panels, 1, 16] where per_channel
     const void *least;      // [panels, groups, 16], as the scales, or 0
     const uint16_t *scale_unit, *least_unit;  // [panels, groups / (UNIT / group), 16] fp16, where `half` is 3
@@ -24,7 +25,7 @@ typedef struct {
     int64_t rows, panels, groups;
     // half: 0 scales are fp32, 1 fp16, 2 powers of two, of which the exponent is stored + 127, 3 int8, multiples of a unit
     int half, per_channel;
-    int less;  // by so much numbers of 4 bits are less than their digits
+    int less;  // by so much numbers of 4 and 6 bits are less than their digits
 } Product;
 
 // By how much all numbers of a table are less than the digits that stand for them: 8, or 0 where it is another table, or
@@ -99,6 +100,9 @@ void digits_panels(const Product *p, int group, int64_t first, int64_t last);
 int wide_is_there(void);
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
+// How many pairs of inputs lie together in a panel, after which the next as many begin.
+#define PAIRS(BITS) ((BITS) == 6 ? 8 : 2)
+
 // What numbers of 4 bits stand for, by `table` and `less` of a product.
 enum { DIGITS, TABLE, LESS };
 
@@ -110,6 +114,7 @@ enum { DIGITS, TABLE, LESS };
     case 8032: PANELS(8, DIGITS, 32, __VA_ARGS__); break;                                                              \
     case 8064: PANELS(8, DIGITS, 64, __VA_ARGS__); break;                                                              \
     case 8128: PANELS(8, DIGITS, 128, __VA_ARGS__); break;                                                             \
+    case 6016: PANELS(6, LESS, 16, __VA_ARGS__); break;                                                                \
     case 4064: if ((PRODUCT)->table) PANELS(4, TABLE, 64, __VA_ARGS__); else PANELS(4, DIGITS, 64, __VA_ARGS__); break; \
     case 4128: if ((PRODUCT)->table) PANELS(4, TABLE, 128, __VA_ARGS__); else PANELS(4, DIGITS, 128, __VA_ARGS__); break; \
     CASES_OF_DIGITS                                                                                                    \

@@ -87,9 +87,31 @@ INLINE __m256i widened(__m128i sums, int means, const int32_t *begin) {
     return means != DIGITS ? wide : _mm256_sub_epi32(wide, _mm256_set1_epi32(*begin >> 16));
 }
 
-// The two inputs of a `pair`, 0 or 1, of four at w, for 16 columns.
+// The two inputs of a `pair`, from 0 to 7, of sixteen of 6 bits at w, for 16 columns.
+//
+// For each column and each input of a pair there are three words. Their lower 12 bits hold the numbers of pairs 0 and 1, 2
+// and 3, 4 and 5. The four bits above hold the lower bits of pair 6, those of pair 7, and the upper two of both.
+INLINE void two_of_six_bits(const uint8_t *w, const int pair, __m256i b[2]) {
+    for (int h = 0; h < 2; h++) {
+        const __m256i *words = (const __m256i *)w + h;
+        const __m256i word = _mm256_loadu_si256(words + 2 * (pair < 6 ? pair / 2 : pair - 6));
+        if (pair < 6) {
+            b[h] = _mm256_and_si256(pair % 2 ? _mm256_srli_epi16(word, 6) : word, _mm256_set1_epi16(63));
+            continue;
+        }
+        const __m256i third = _mm256_loadu_si256(words + 4);
+        const __m256i upper = pair == 6 ? _mm256_srli_epi16(third, 8) : _mm256_srli_epi16(third, 10);
+        b[h] = _mm256_or_si256(_mm256_srli_epi16(word, 12), _mm256_and_si256(upper, _mm256_set1_epi16(48)));
+    }
+}
+
+// The two inputs of a `pair` of those that lie together at w, for 16 columns.
 INLINE void two_inputs(const int bits, const int means, const __m256i table[2], const uint8_t *w, const int pair,
                        __m256i b[2]) {
+    if (bits == 6) {
+        two_of_six_bits(w, pair, b);
+        return;
+    }
     const __m128i *from = (const __m128i *)w + (bits == 8 ? 2 * pair : 0);
     for (int h = 0; h < 2; h++) {
         const __m128i raw = _mm_loadu_si128(from + h);

@@ -16,6 +16,24 @@ int wide_is_there(void) {
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
 #endif
 
+// The two inputs of a `pair` of those that lie together at w, for 16 columns; see `two_inputs` of quantized_narrow.h.
+INLINE __m512i two_inputs(const int bits, const int means, __m512i table, const uint8_t *w, const int pair) {
+    const __m256i *from = (const __m256i *)w;
+    __m512i b;
+    if (bits == 6) {
+        const __m512i *words = (const __m512i *)w;
+        const __m512i word = _mm512_loadu_si512(words + (pair < 6 ? pair / 2 : pair - 6));
+        if (pair < 6) return _mm512_and_si512(pair % 2 ? _mm512_srli_epi16(word, 6) : word, _mm512_set1_epi16(63));
+        const __m512i third = _mm512_loadu_si512(words + 2);
+        const __m512i upper = pair == 6 ? _mm512_srli_epi16(third, 8) : _mm512_srli_epi16(third, 10);
+        return _mm512_or_si512(_mm512_srli_epi16(word, 12), _mm512_and_si512(upper, _mm512_set1_epi16(48)));
+    }
+    if (bits == 8) b = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + pair));
+    else if (pair == 0) b = _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), _mm512_set1_epi16(15));
+    else b = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), 4);
+    return means == TABLE ? _mm512_permutexvar_epi16(b, table) : b;
+}
+
 // As `quantized_tile` of products.c.
 INLINE void tile(const Product *p, const int rows, const int panels, const int bits, const int means, const int group,
                  int64_t panel, int64_t row, int64_t first, int64_t last, const Constants *by, const uint8_t *ahead) {
@@ -24,8 +42,8 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
     const int32_t *x = p->x + row * (width / 2);
     const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
     float *out = p->out + row * columns + panel * PANEL;
-    const __m512i low = _mm512_set1_epi16(15);
-    const __m512i table = means == TABLE ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p->table)) : low;
+    __m512i table = _mm512_setzero_si512();
+    if (means == TABLE) table = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p->table));
     __m512 total[WIDE_ROWS];  // by panel and row
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++)
@@ -41,21 +59,18 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
             const int start = means == LESS ? (int)x_sum[g * rows + r] : 0;
             for (int n = 0; n < panels; n++) sum[n * rows + r] = _mm512_set1_epi32(start);
         }
-        for (int i = 0; i < group / 4; i++, group_w += PANEL * bits / 2, group_x += 2 * rows)
-            for (int n = 0; n < panels; n++) {
-                const __m256i *from = (const __m256i *)(group_w + n * stride);
-                for (int pair = 0; pair < 2; pair++) {
-                    __m512i b;
-                    if (bits == 8) b = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + pair));
-                    else if (pair == 0) b = _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), low);
-                    else b = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), 4);
-                    if (means == TABLE) b = _mm512_permutexvar_epi16(b, table);
+        for (int i = 0; i < group / 2; i += PAIRS(bits)) {
+            for (int n = 0; n < panels; n++)
+#pragma GCC unroll 8
+                for (int pair = 0; pair < PAIRS(bits); pair++) {
+                    const __m512i b = two_inputs(bits, means, table, group_w + n * stride, pair);
                     for (int r = 0; r < rows; r++) {
                         __m512i *to = sum + n * rows + r;
                         *to = _mm512_dpwssd_epi32(*to, _mm512_set1_epi32(group_x[pair * rows + r]), b);
                     }
                 }
-            }
+            group_w += PAIRS(bits) * PANEL * bits / 4, group_x += PAIRS(bits) * rows;
+        }
         for (int n = 0; n < panels; n++) {
             const int64_t at = (g - first) * PANEL;
             const __m512 scale = _mm512_loadu_ps(by->scale[n] + at);

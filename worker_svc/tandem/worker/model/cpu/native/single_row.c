@@ -8,16 +8,18 @@
 
 #define AHEAD 2048  // bytes from what is multiplied to what is asked for
 
-// The sums of one group.
+// The sums of one group. `begin`: what they begin with, of 6 bits.
 INLINE void group_sums(const int bits, const int means, const __m256i table[2], const uint8_t *w, const int32_t *x,
-                       const int quads, __m256i sum[2]) {
-    sum[0] = sum[1] = _mm256_setzero_si256();
+                       const float *begin, const int group, __m256i sum[2]) {
+    sum[0] = bits == 6 ? _mm256_cvtps_epi32(_mm256_broadcast_ss(begin)) : _mm256_setzero_si256();
+    sum[1] = sum[0];
 #pragma GCC unroll 4
-    for (int i = 0; i < quads; i++)
-        for (int pair = 0; pair < 2; pair++) {
+    for (int i = 0; i < group / 2; i += PAIRS(bits))
+#pragma GCC unroll 8
+        for (int pair = 0; pair < PAIRS(bits); pair++) {
             __m256i b[2];
-            two_inputs(bits, means, table, w + i * PANEL * bits / 2, pair, b);
-            const __m256i a = _mm256_set1_epi32(x[2 * i + pair]);
+            two_inputs(bits, means, table, w + i * PANEL * bits / 4, pair, b);
+            const __m256i a = _mm256_set1_epi32(x[i + pair]);
             for (int h = 0; h < 2; h++) sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(a, b[h]));
         }
 }
@@ -67,7 +69,7 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
                 _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
             if (means == SMALL) group_small(table[0], group, w, x, sum);
             else if (digits) group_digits(means, group, w, x, sum);
-            else group_sums(bits, means, table, w, x, group / 4, sum);
+            else group_sums(bits, means, table, w, x, p->x_sum + g, group, sum);
             for (int h = 0; h < 2; h++) {
                 const __m256 scale = eight(half, p->scale, at + 8 * h, unit[h]);
                 const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(p->x_scale + g));
