@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from tandem.worker.checkpoints import memory
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.kv_formats import KVFormat, Parts, Plain
 
@@ -112,10 +113,10 @@ class KVCache:
     def _layer(self, heads: KVHeads) -> Parts:
         shape = self.shape
         lead = (shape.pages + 1, heads.number, shape.page_size)
-        return tuple(
-            torch.zeros((*lead, size), dtype=dtype, device=self.device)
-            for size, dtype in shape.format.parts(heads.size)
-        )
+        parts = [((*lead, size), dtype) for size, dtype in shape.format.parts(heads.size)]
+        if self.device.type == "cpu":  # in huge pages: a head reads a little of many pages of the cache
+            return tuple(memory.zeros(*part) for part in parts)
+        return tuple(torch.zeros(size, dtype=dtype, device=self.device) for size, dtype in parts)
 
     @property
     def padding_page(self) -> int:

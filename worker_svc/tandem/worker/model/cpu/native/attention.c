@@ -13,106 +13,10 @@
 // Work comes in blocks of consecutive tokens of one sequence; a block's queries of one kv head are `rows` here.
 
 #include "attention_digits.h"
+#include "attention_floats.h"
 #include "operations.h"
 
-// Sixteen e4m3, the last eight of which may be none, as fp32. Their bits are those of fp16 but for the exponent's bias,
-// which is 8 less, and for NaN.
-INLINE void from_float8(const uint8_t *from, const int whole, float *to) {
-    const __m128i codes = whole ? _mm_loadu_si128((const __m128i *)from) : _mm_loadl_epi64((const __m128i *)from);
-    const __m256i wide = _mm256_cvtepi8_epi16(codes), size = _mm256_set1_epi16(0x7f);
-    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, size), size);
-    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
-    const __m256i all = _mm256_or_si256(half, nan);
-    const __m256 bias = _mm256_set1_ps(256.0f);
-    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(all)), bias));
-    if (whole) _mm256_storeu_ps(to + 8, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(all, 1)), bias));
-}
-
-// `keys` vectors of one page and head, from number `first` of the pages on, as fp32: where they lie, or in `room`.
-INLINE const float *vectors(const Attention *a, const int which, int64_t first, int64_t keys, float *room) {
-    const int64_t d = a->head_dim;
-    const void *numbers = a->part[which][0], *constants = a->part[which][1];
-    if (a->format == FP32) return (const float *)numbers + first * d;
-    if (a->format == BF16 || a->format == FP16) {
-        const uint16_t *from = (const uint16_t *)numbers + first * d;
-        for (int64_t i = 0; i < keys * d; i += 8) {
-            const __m128i raw = _mm_loadu_si128((const __m128i *)(from + i));
-            const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16);
-            _mm256_storeu_ps(room + i, a->format == BF16 ? _mm256_castsi256_ps(wide) : _mm256_cvtph_ps(raw));
-        }
-    } else if (a->format == FP8) {
-        const uint8_t *from = (const uint8_t *)numbers + first * d;
-        int64_t i = 0;
-        for (; i + 16 <= keys * d; i += 16) from_float8(from + i, 1, room + i);
-        if (i < keys * d) from_float8(from + i, 0, room + i);
-    } else {
-        const int64_t group = d % 32 ? d : 32, groups = d / group;
-        const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), digit = _mm256_set1_epi32(15);
-        for (int64_t part = 0; part < keys * groups; part++) {
-            const uint8_t *from = (const uint8_t *)numbers + (first * groups + part) * group / 2;
-            const float *scale = (const float *)constants + (first + part / groups) * 2 * groups + part % groups;
-            const __m256 step = _mm256_set1_ps(scale[0]), low = _mm256_set1_ps(scale[groups]);
-            for (int64_t i = 0; i < group; i += 8) {
-                int32_t four;
-                memcpy(&four, from + i / 2, sizeof four);
-                const __m256i wide = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(four), shifts), digit);
-                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(wide), step);
-                _mm256_storeu_ps(room + part * group + i, _mm256_add_ps(scaled, low));
-            }
-        }
-    }
-    return room;
-}
-
-INLINE void score_tile(const int rows, const int keys, const float *q, const float *k, int64_t d, float *s,
-                       int64_t width) {
-    __m256 sum[QUERIES][KEYS];
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < KEYS; n++) sum[r][n] = _mm256_setzero_ps();
-    for (int64_t i = 0; i < d; i += 8) {
-        __m256 key[KEYS];
-        for (int n = 0; n < keys; n++) key[n] = _mm256_loadu_ps(k + n * d + i);
-        for (int r = 0; r < rows; r++)
-            for (int n = 0; n < keys; n++)
-                sum[r][n] = _mm256_fmadd_ps(key[n], _mm256_loadu_ps(q + r * d + i), sum[r][n]);
-    }
-    for (int r = 0; r < rows; r++) {
-        const __m128 scores = four_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
-        if (keys == KEYS) _mm_storeu_ps(s + r * width, scores);
-        else s[r * width] = _mm_cvtss_f32(scores);
-    }
-}
-
-INLINE void score_rows(const int rows, const float *q, const float *k, int64_t d, int64_t keys, float *s,
-                       int64_t width) {
-    int64_t key = 0;
-    for (; key + KEYS <= keys; key += KEYS) score_tile(rows, KEYS, q, k + key * d, d, s + key, width);
-    for (; key < keys; key++) score_tile(rows, 1, q, k + key * d, d, s + key, width);
-}
-
-INLINE void output_tile(const int rows, const int vectors, const float *p, int64_t width, const float *v, int64_t d,
-                        int64_t keys, float *o) {
-    __m256 sum[OUTPUTS][2];
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < vectors; n++) sum[r][n] = _mm256_loadu_ps(o + r * d + 8 * n);
-    for (int64_t key = 0; key < keys; key++) {
-        __m256 value[2];
-        for (int n = 0; n < vectors; n++) value[n] = _mm256_loadu_ps(v + key * d + 8 * n);
-        for (int r = 0; r < rows; r++) {
-            const __m256 weight = _mm256_broadcast_ss(p + r * width + key);
-            for (int n = 0; n < vectors; n++) sum[r][n] = _mm256_fmadd_ps(weight, value[n], sum[r][n]);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < vectors; n++) _mm256_storeu_ps(o + r * d + 8 * n, sum[r][n]);
-}
-
-INLINE void output_rows(const int rows, const float *p, int64_t width, const float *v, int64_t d, int64_t columns,
-                        int64_t keys, float *o) {
-    int64_t i = 0;
-    for (; i + 16 <= columns; i += 16) output_tile(rows, 2, p, width, v + i, d, keys, o + i);
-    if (i < columns) output_tile(rows, 1, p, width, v + i, d, keys, o + i);
-}
+static const Floats *const FORMATS[] = {[FP32] = &fp32, [BF16] = &bf16, [FP16] = &fp16, [INT4] = &int4, [FP8] = &fp8};
 
 // s [width] = cap * tanh(s / cap), where tanh(x) = 1 - 2 / (1 + e^2x).
 INLINE void soft_cap(float *s, int64_t width, float cap) {
@@ -162,27 +66,46 @@ INLINE int64_t oldest_seen(int64_t window, int64_t place) {
     return window && place >= window ? place - window + 1 : 0;
 }
 
+// Vector `first` of the pages, of keys or of values.
+static Vector vectors(const Attention *a, int which, int64_t first) {
+    const Vector all = {a->part[which][0], a->part[which][1]};
+    return vector(a->format, all, first, a->head_dim);
+}
+
+// What is asked for while others are computed with: the numbers of a page's keys or values; their constants at once.
+static Ahead asked(const Attention *a, int which, int64_t first) {
+    const int64_t size = a->page_size, constants = constants_of(a->format, a->head_dim) * 4;
+    const char *from = (const char *)a->part[which][0];
+    const int64_t length = length_of(a->format, a->head_dim);
+    if (constants) ask_for_all((const char *)a->part[which][1] + first * constants, size * constants);
+    const Ahead ahead = {from + first * length, from + (first + size) * length, KEYS * length};
+    return ahead;
+}
+
 // `head` counts pieces of work.
 static void attend(const Attention *a, const int32_t *block, int64_t head, float *room) {
     const int64_t d = a->head_dim, kv_head = head / a->shares, size = a->page_size, width = (size + 7) / 8 * 8;
     const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, wide = (d + 15) / 16 * 16;
     const int64_t heads = a->kv_heads * a->shares * a->group;
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
-    const int digits = a->format == INT8 || a->format == INT6;
-    const int64_t chunk = one ? size : CHUNK;
+    const int digits = a->format == INT8 || a->format == INT6, few = rows <= FEW;
+    const int64_t chunk = one || few ? size : CHUNK;
     const int32_t *pages = a->tables + block[3] * a->width;
     float *q = room, *o = q + rows * d, *s = o + rows * d, *m = s + rows * width, *l = m + rows;
     float *q_step = l + rows, *w_step = q_step + rows, *tiles = w_step + rows;
     int8_t *key_digits = (int8_t *)tiles, *value_digits = key_digits + size * d;
-    int16_t *few = (int16_t *)(tiles + size * d), *weights = few + rows * wide;
-    const __m256 scale = _mm256_set1_ps(a->scale);
+    int16_t *few_q = (int16_t *)(tiles + size * d), *weights = few_q + rows * wide;
+    const float bias = a->format == FP8 ? FLOAT8_BIAS : 1;
+    const __m256 scale = _mm256_set1_ps(a->scale * bias);
+    const Floats *stored = FORMATS[a->format], *floats = few ? stored : &fp32;
+    const Vector plain = {tiles, 0};
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         for (int64_t i = 0; i < d; i += 8)
             _mm256_storeu_ps(q + row * d + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
         if (digits) {
-            q_step[row] = to_16_bits(q + row * d, d, few + row * wide);
-            memset(few + row * wide + d, 0, (size_t)(wide - d) * sizeof(int16_t));
+            q_step[row] = to_16_bits(q + row * d, d, few_q + row * wide);
+            memset(few_q + row * wide + d, 0, (size_t)(wide - d) * sizeof(int16_t));
         }
         m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY, l[row] = a->sinks ? 1 : 0;
     }
@@ -191,21 +114,22 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
     for (int64_t start = oldest / size * size; start < position + tokens; start += size) {
         const int64_t left = position + tokens - start, keys = left < size ? left : size;
         const int64_t looked_at = (keys + 7) / 8 * 8, first = (pages[start / size] * a->kv_heads + kv_head) * size;
+        const int64_t after = left > size ? (pages[start / size + 1] * a->kv_heads + kv_head) * size : first;
         const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
         const int8_t *few_k = 0;
-        const float *k = 0;
+        Ahead ahead = one ? asked(a, 0, after) : asked(a, 1, first);
         if (digits) {
             few_k = digits_of(a, 0, first, keys, key_digits);
-#define CALL(R) score_digits(R, few + row * wide, wide, q_step + row, few_k, k_scale, d, keys, s + row * width, width)
+#define CALL(R)                                                                                                        \
+    score_digits(R, few_q + row * wide, wide, q_step + row, few_k, k_scale, d, keys, s + row * width, width, &ahead)
             BY_ROWS(rows, 3, CALL)
 #undef CALL
         } else
             for (int64_t key = 0; key < keys; key += chunk) {
                 const int64_t some = keys - key < chunk ? keys - key : chunk;
-                k = vectors(a, 0, first + key, some, tiles);
-#define CALL(R) score_rows(R, q + row * d, k, d, some, s + row * width + key, width)
-                BY_ROWS(rows, 3, CALL)
-#undef CALL
+                const Vector k = vectors(a, 0, first + key);
+                if (!few) stored->make_plain(k, d, some, tiles);
+                floats->scores(q, few ? k : plain, d, rows, some, s + key, width, &ahead);
             }
         for (int64_t row = 0; row < rows; row++) {
             const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
@@ -215,23 +139,24 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
             soften(s + row * width, looked_at, begin, last, o + row * d, d, m + row, l + row);
             if (digits) w_step[row] = scaled_weights(s + row * width, keys, looked_at, v_scale, weights + row * width);
         }
+        if (!one) ahead = asked(a, 0, after);
         if (digits) {
             const int8_t *few_v = one ? few_k : digits_of(a, 1, first, keys, value_digits);
-#define CALL(R) add_digits(R, weights + row * width, width, w_step + row, few_v, d, a->value_dim, keys, o + row * d)
+#define CALL(R)                                                                                                        \
+    add_digits(R, weights + row * width, width, w_step + row, few_v, d, a->value_dim, keys, o + row * d, &ahead)
             BY_ROWS(rows, 6, CALL)
 #undef CALL
         } else
             for (int64_t key = 0; key < keys; key += chunk) {
                 const int64_t some = keys - key < chunk ? keys - key : chunk;
-                const float *v = one ? k : vectors(a, 1, first + key, some, tiles);
-#define CALL(R) output_rows(R, s + row * width + key, width, v, d, a->value_dim, some, o + row * d)
-                BY_ROWS(rows, 6, CALL)
-#undef CALL
+                const Vector v = vectors(a, 1, first + key);
+                if (!few && !one) stored->make_plain(v, d, some, tiles);
+                floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, o, &ahead);
             }
     }
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const __m256 whole = _mm256_set1_ps(l[row]);
+        const __m256 whole = _mm256_set1_ps(l[row] / bias);
         for (int64_t i = 0; i < d; i += 8)
             _mm256_storeu_ps(to + i, _mm256_div_ps(_mm256_loadu_ps(o + row * d + i), whole));
     }

@@ -23,7 +23,24 @@ typedef struct {
 #define QUERIES 3  // with KEYS sums each
 #define KEYS 4
 #define OUTPUTS 6  // with 2 vectors each
+#define COLUMNS 8  // vectors at most, of one row
 #define CHUNK 16   // keys that are made plain at once: with what is computed of them they stay in the first cache
+
+// What is read next. The processor sees by itself only what follows within 4 KiB, and a head has as little of a page.
+typedef struct {
+    const char *next, *end;
+    int64_t step;  // bytes, those of KEYS vectors
+} Ahead;
+
+INLINE void ask_for_all(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T0);
+}
+
+INLINE void ask_for(Ahead *ahead) {
+    if (ahead->next >= ahead->end) return;
+    ask_for_all(ahead->next, ahead->step);
+    ahead->next += ahead->step;
+}
 
 // clang-format off
 #define BY_ROWS(COUNT, HIGHEST, CALL)                                                                                  \

@@ -82,10 +82,12 @@ INLINE void score_digits_tile(const int rows, const int keys, const int16_t *q, 
 }
 
 INLINE void score_digits(const int rows, const int16_t *q, int64_t wide, const float *q_step, const int8_t *k,
-                         const float *k_scale, int64_t d, int64_t keys, float *s, int64_t width) {
+                         const float *k_scale, int64_t d, int64_t keys, float *s, int64_t width, Ahead *ahead) {
     int64_t key = 0;
-    for (; key + KEYS <= keys; key += KEYS)
+    for (; key + KEYS <= keys; key += KEYS) {
+        ask_for(ahead);
         score_digits_tile(rows, KEYS, q, wide, q_step, k + key * d, k_scale + key, d, s + key, width);
+    }
     for (; key < keys; key++)
         score_digits_tile(rows, 1, q, wide, q_step, k + key * d, k_scale + key, d, s + key, width);
 }
@@ -99,10 +101,11 @@ INLINE float scaled_weights(float *s, int64_t keys, int64_t width, const float *
 
 // Columns from 0 to 8 or 16 of values, whose numbers of two keys are multiplied at once.
 INLINE void add_digits_tile(const int rows, const int whole, const int16_t *w, int64_t width, const float *w_step,
-                            const int8_t *v, int64_t d, int64_t keys, float *o) {
+                            const int8_t *v, int64_t d, int64_t keys, float *o, Ahead *ahead) {
     __m256i low[OUTPUTS], high[OUTPUTS];
     for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_si256();
     for (int64_t key = 0; key < keys; key += 2) {
+        if (key % KEYS == 0) ask_for(ahead);
         const int8_t *first = v + key * d, *second = key + 1 < keys ? first + d : first;  // which weighs nothing
         const __m256i a = whole ? digits16(first) : digits8(first), b = whole ? digits16(second) : digits8(second);
         const __m256i some = _mm256_unpacklo_epi16(a, b), others = _mm256_unpackhi_epi16(a, b);
@@ -125,8 +128,8 @@ INLINE void add_digits_tile(const int rows, const int whole, const int16_t *w, i
 }
 
 INLINE void add_digits(const int rows, const int16_t *w, int64_t width, const float *w_step, const int8_t *v, int64_t d,
-                       int64_t columns, int64_t keys, float *o) {
+                       int64_t columns, int64_t keys, float *o, Ahead *ahead) {
     int64_t i = 0;
-    for (; i + 16 <= columns; i += 16) add_digits_tile(rows, 1, w, width, w_step, v + i, d, keys, o + i);
-    if (i < columns) add_digits_tile(rows, 0, w, width, w_step, v + i, d, keys, o + i);
+    for (; i + 16 <= columns; i += 16) add_digits_tile(rows, 1, w, width, w_step, v + i, d, keys, o + i, ahead);
+    if (i < columns) add_digits_tile(rows, 0, w, width, w_step, v + i, d, keys, o + i, ahead);
 }

@@ -61,7 +61,16 @@ SOURCES = CSources(
         "short_convolution.c",
     ),
     (
-        *("attention.h", "attention_digits.h", "gates.h", "matrices.h", "numbers.h", "operations.h", "quantized.h"),
+        *(
+            "attention.h",
+            "attention_digits.h",
+            "attention_floats.h",
+            "gates.h",
+            "matrices.h",
+            "numbers.h",
+            "operations.h",
+            "quantized.h",
+        ),
         *("quantized_narrow.h", "recurrence.h"),
     ),
     _FUNCTIONS,
