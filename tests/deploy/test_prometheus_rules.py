@@ -28,7 +28,7 @@ def test_the_configuration_and_its_rules_are_valid(promtool: str, repository: Pa
     assert "2 rule files found" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["alerts_test.yml", "recording_test.yml"])
+@pytest.mark.parametrize("name", ["alerts_test.yml", "alerts_of_hours_test.yml", "recording_test.yml"])
 def test_rules_give_what_their_tests_say(promtool: str, repository: Path, name: str) -> None:
     file = repository / "tests" / "deploy" / name
     done = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from tests.integration.worker_process import running_worker, service_process
 
 pytestmark = pytest.mark.slow
 
-PROCESSES = 4
+PROCESSES = 2
 TEMPLATE = """{{ bos_token }}{% for tool in tools %}{{ tool | tojson }}{{ tool }}{% endfor %}
 {%- for m in messages %}{{ m.role }}: {{ m.content }}{{ m | tojson(indent=2) }}{{ m }}{% endfor %}
 {%- for key, value in settings.items() %}{{ key }}{{ value }}{% endfor %}{{ settings }}{{ settings | tojson }}

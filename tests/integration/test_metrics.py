@@ -92,7 +92,7 @@ async def test_after_a_load_counters_and_log_are_what_its_clients_counted_and_ga
             "tandem.tokenizer", tmp_path, "--tokenizer", demo, "--log-format=json", "--log-level=debug"
         ) as (tokenizer, _),
         running_worker(
-            tmp_path, "--model", demo, "--engine=thread", "--log-format=json", "--kv-cache-tokens=1024"
+            tmp_path, "--model", demo, "--engine=thread", "--log-format=json", "--kv-cache-tokens=512"
         ) as worker,
     ):
         front, texts = (
@@ -101,7 +101,7 @@ async def test_after_a_load_counters_and_log_are_what_its_clients_counted_and_ga
         async with AsyncClient(tokenizer, worker.address, registry=registry) as client:
 
             async def long(number: int) -> None:  # more of them than the KV cache holds
-                longs.append(await client.generate(f"{number} KING:", max_tokens=300, ignore_eos=True))
+                longs.append(await client.generate(f"{number} KING:", max_tokens=150, ignore_eos=True))
 
             async def caller(number: int) -> None:
                 results.append(await client.generate(f"{number} ROMEO:", max_tokens=5 + number, n=2))

@@ -66,8 +66,8 @@ def another_machine(ranks: list[int], of: int, environment: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("layout", "ranks", "elsewhere", "tokens", "draft"),
-    [("hf", 2, [], 32, "meta"), ("meta-2-shards", 4, [2, 3], 8, None)],
-    ids=["two ranks and a draft model", "four ranks on two machines"],
+    [("hf", 2, [], 32, "meta"), ("meta-2-shards", 2, [1], 8, None), ("meta-2-shards", 4, [2, 3], 8, None)],
+    ids=["two ranks and a draft model", "two ranks on two machines", "four ranks on two machines"],
 )
 async def test_ranks_answer_as_transformers_recorded(
     layout: str,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -113,7 +113,6 @@ def trained(
     return request.param, load_tokenizer(path), tokenizers.Tokenizer.from_file(str(path))
 
 
-@settings(max_examples=150)
 @given(text=TEXT)
 def test_ids_equal_the_library(trained: Any, text: str) -> None:
     kind, ours, library = trained
@@ -126,7 +125,6 @@ def test_ids_equal_the_library(trained: Any, text: str) -> None:
         assert ours.encode(text, add_special=False, parse_special=True) == expected
 
 
-@settings(max_examples=150)
 @given(text=TEXT)
 def test_offsets_ascend_and_agree_with_the_ids(trained: Any, text: str) -> None:
     _, ours, _ = trained

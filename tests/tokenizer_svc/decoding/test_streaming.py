@@ -6,7 +6,7 @@ import itertools
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.tokenizer.decoding import stop_strings
@@ -93,7 +93,6 @@ def test_a_stream_that_may_hold_text_back_is_never_plain(ids: list[int], stops: 
 
 
 @given(IDS, st.lists(st.integers(0, 40), max_size=10), STOPS, st.booleans())
-@settings(max_examples=500)
 def test_stop_strings_end_the_stream_at_the_same_id_for_any_split(
     ids: list[int], cuts: list[int], stops: list[str], include: bool
 ) -> None:
@@ -106,7 +105,6 @@ def test_stop_strings_end_the_stream_at_the_same_id_for_any_split(
 
 
 @given(IDS, STOPS)
-@settings(max_examples=500)
 def test_a_stop_string_is_found_as_soon_as_it_is_complete_and_never_emitted(ids: list[int], stops: list[str]) -> None:
     """The reference looks at all text so far after every id."""
     decoder = stream_decoder(PIECES, stops=stops)
@@ -299,7 +297,6 @@ def test_what_is_remembered_of_stop_strings_and_of_held_ids_is_bounded() -> None
 
 
 @given(IDS, st.lists(st.integers(0, 40), max_size=10), STOPS, st.integers(0, 12), st.booleans())
-@settings(max_examples=500)
 def test_within_the_first_ids_no_stop_string_counts_that_is_complete_there(
     ids: list[int], cuts: list[int], stops: list[str], min_ids: int, include: bool
 ) -> None:

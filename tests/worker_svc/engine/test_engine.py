@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
@@ -96,7 +96,6 @@ def test_one_request_counts_on():
     running=st.integers(1, 4),
     overlap=st.booleans(),
 )
-@settings(max_examples=200)
 def test_any_history_counts_on_and_leaks_nothing(requests, pages, budget, running, overlap):
     driver = Driver(pages=pages, page_size=4, budget=budget, running=running, overlap=overlap)
     pending = sorted(enumerate(requests), key=lambda item: item[1][6])

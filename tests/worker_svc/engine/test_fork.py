@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
@@ -57,7 +57,6 @@ def test_a_group_that_bypasses_the_cache_shares_too_and_leaves_nothing():
     pages=st.integers(12, 40),
     aborts=st.dictionaries(st.integers(0, 5), st.integers(0, 12), max_size=4),
 )
-@settings(max_examples=100)
 def test_any_group_counts_on_and_leaks_nothing(count, prompt, output, running, pages, aborts):
     driver = Driver(pages=pages, page_size=4, budget=16, running=running)
     driver.engine.submit(*samples(count, prompt, output))

@@ -174,7 +174,6 @@ def test_a_broken_table_is_noticed():
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=20), st.integers(1, 3))
-@settings(max_examples=200)
 def test_what_is_found_is_always_a_true_prefix(prompts: list[list[int]], page_size: int):
     """The content of a page, tracked beside the table, is what the table says."""
     table = PageTable(12, page_size)
@@ -240,7 +239,7 @@ class AnySequenceOfOperations(RuleBasedStateMachine):
 
 
 TestAnySequenceOfOperations = AnySequenceOfOperations.TestCase
-TestAnySequenceOfOperations.settings = settings(max_examples=100, stateful_step_count=40)
+TestAnySequenceOfOperations.settings = settings(stateful_step_count=40)
 
 
 def test_defragmentation_puts_interleaved_chains_side_by_side():
@@ -275,7 +274,6 @@ def test_defragmentation_puts_interleaved_chains_side_by_side():
     st.integers(1, 3),
     st.integers(1, 8),
 )
-@settings(max_examples=150)
 def test_defragmentation_moves_contents_and_names_together(prompts: list[list[int]], page_size: int, limit: int):
     table = PageTable(40, page_size)
     sequences = [table.open(np.array(prompt, dtype=np.int32)) for prompt in prompts]

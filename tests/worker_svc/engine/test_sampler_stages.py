@@ -17,7 +17,7 @@ from tandem.worker.engine.sampler import Rows, Sampled, SamplingTable, sample
 from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine import sampler_reference as reference
 
-DRAWS = int(os.environ.get("TANDEM_DRAWS", "100000"))  # the acceptance run takes 1000000
+DRAWS = int(os.environ.get("TANDEM_DRAWS", "50000"))  # the acceptance run takes 1000000
 
 STAGES = [
     Sampling(temperature=0.7),

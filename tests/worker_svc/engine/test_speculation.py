@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
@@ -20,7 +20,6 @@ from tests.worker_svc.engine.test_engine import Driver, counted
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 4), st.integers(1, 8), st.data())
-@settings(max_examples=200)
 def test_the_index_finds_the_latest_place_of_the_last_ids(ids, n, count, data):
     index = NGramIndex(n)
     tokens = np.array(ids, dtype=np.int32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.speculation.costs import LEAST_GAIN, PLAIN_EVERY, Free, MeasuredCosts, StepCost, windows
@@ -50,7 +50,6 @@ def gain(costs: Known, decodes: int, chances: list[float], given_drafts: tuple[i
 
 
 @given(some_steps, some_chances, st.integers(0, 30), st.integers(0, 8), st.integers(0, 8), st.data())
-@settings(max_examples=200)
 def test_no_other_windows_would_gain_more(steps, chances, others, rows, tries, data):
     costs, decodes = ratios(steps), len(chances) + others
     costs.tries = tries
@@ -72,7 +71,6 @@ def test_no_other_windows_would_gain_more(steps, chances, others, rows, tries, d
 
 
 @given(some_steps, some_chances, st.integers(0, 30), st.floats(0.0, 1.0), st.integers(1, 40))
-@settings(max_examples=300)
 def test_a_likelier_request_gets_no_fewer_drafts_where_each_row_costs_more_than_the_last(
     steps, chances, others, rise, rows
 ):

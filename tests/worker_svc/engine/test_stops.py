@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.stops import Match, StopSequences
@@ -24,7 +24,6 @@ def may_become(sequences: list[list[int]], output: list[int]) -> int:
 
 
 @given(SEQUENCES, st.lists(st.integers(0, 4), max_size=30))
-@settings(max_examples=300)
 def test_states_know_what_has_ended_what_may_end_and_what_would(sequences, output):
     automaton = StopSequences(sequences)
     state = 0

@@ -22,7 +22,8 @@ DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cu
 @pytest.fixture(autouse=True)
 def _quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter looks through all of triton.language whenever a kernel calls a function, `tl.sum` among them, to
-    replace what it has replaced already: that takes longer than what is computed."""
+    replace what it has replaced already: that takes longer than what is computed. And it makes a table of all types of
+    numbers whenever it looks one up."""
     if DEVICE.type == "cuda":
         return
     from triton.runtime import interpreter
@@ -36,6 +37,16 @@ def _quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         return patch_lang(function)
 
     monkeypatch.setattr(interpreter, "_patch_lang", once)
+    kept: dict[str, np.dtype[Any]] = {}
+    looked_up: Any = interpreter._get_np_dtype
+
+    def numbers(kind: Any) -> np.dtype[Any]:
+        scalar = kind.scalar
+        if scalar.name not in kept:
+            kept[scalar.name] = looked_up(scalar)
+        return kept[scalar.name]
+
+    monkeypatch.setattr(interpreter, "_get_np_dtype", numbers)
 
 
 @pytest.fixture
