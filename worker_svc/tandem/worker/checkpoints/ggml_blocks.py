@@ -159,6 +159,9 @@ class QuantizedTensor:
         return Grouped(kind, q, scale.to(torch.int8), least, self.order, units)
 
 
+_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F  # of eight bytes at once
+
+
 def _stored_half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     """Returns the float16 that each block has at a byte: `[N, 1]`."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16)
@@ -176,8 +179,9 @@ def _fields(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
-    """Splits `[N, bytes]` into `[N, 2 * bytes]` numbers of 4 bits, in runs of `run` bytes."""
-    return _fields(packed.reshape(len(packed), -1, run), 4).flatten(1)
+    """Splits `[N, bytes]` into `[N, 2 * bytes]` numbers of 4 bits, in runs of `run` bytes, a multiple of 8."""
+    words = packed.clone(memory_format=torch.contiguous_format).view(torch.int64).view(len(packed), -1, run // 8)
+    return torch.stack((words & _LOW_NIBBLES, words >> 4 & _LOW_NIBBLES), 2).view(torch.uint8).view(len(packed), -1)
 
 
 def _single_bits(packed: torch.Tensor) -> torch.Tensor:

@@ -145,13 +145,16 @@ class PackedMatrix:
         return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
     def _numbers(self) -> torch.Tensor:
-        """Returns q `[columns, rows]`, its columns in the order of the groups."""
+        """Returns q `[columns, rows]`, its columns in the order of the groups, which lie side by side."""
         qweight, each = self.parts["qweight"], self.packing.each
         if self.packing.layout == "awq":
             return self._interleaved(qweight[self.inputs.start : self.inputs.stop])
         words = qweight[self.inputs.start // each : -(-self.inputs.stop // each), self.rows]
-        shifts = _SHIFTS[:: self.packing.bits // 4].view(1, each, 1)
-        q = (words.unsqueeze(1) >> shifts & (1 << self.packing.bits) - 1).flatten(0, 1)[: len(self.inputs)]
+        q = words.t().contiguous().view(torch.uint8)  # row by row
+        if self.packing.bits == 4:
+            wide = q.to(torch.int16)
+            q = ((wide | wide << 4) & 0x0F0F).view(torch.uint8)
+        q = q[:, : len(self.inputs)].t()
         return q if self.order is None else q[self.order]
 
     def grouped(self) -> Grouped | None:

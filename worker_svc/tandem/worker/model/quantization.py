@@ -77,8 +77,8 @@ def packed(q: torch.Tensor, bits: int) -> torch.Tensor:
     bits of the seventh, those of the eighth, and the upper two of both.
     """
     if bits == 4:
-        pairs = q.view(len(q), -1, 2, 2)
-        return (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(len(q), -1).view(torch.int16)
+        four = q.view(torch.int32)
+        return (four | four >> 12).to(torch.int16)  # which keeps the lower half
     if bits == 8:
         return q.view(torch.int16)
     a, b, c, d, e, f, g, h = (q.to(torch.int16) + 32).view(len(q), -1, 8, 2).unbind(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tandem.worker.checkpoints.memory import WEIGHTS, give_back
-from tandem.worker.model.cpu.native import PANEL
+from tandem.worker.model.cpu.native import PANEL, put_into_panels
 
 
 def empty_panels(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -19,7 +19,7 @@ def fill_panels(panels: torch.Tensor, row: int, rows: torch.Tensor) -> None:
     whole = (len(rows) - first) // PANEL
     _scatter(panels, row, rows[:first])
     panel, done = (row + first) // PANEL, first + whole * PANEL
-    panels[panel : panel + whole] = rows[first:done].reshape(whole, PANEL, rows.shape[1]).transpose(1, 2)
+    put_into_panels(rows[first:done].to(panels.dtype).contiguous(), panels[panel : panel + whole])
     _scatter(panels, row + done, rows[done:])
 
 

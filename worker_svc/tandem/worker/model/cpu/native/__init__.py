@@ -39,6 +39,7 @@ from tandem.worker.model.cpu.native.library import calls, library
 
 PANEL = 16  # rows of a weight that lie interleaved
 SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2, torch.int8: 3}  # as `Product` has them
+_WORTH_THREADS = 1 << 16
 WIDE_TILE = 32  # inputs of bf16 that `wide_product` takes at once
 
 
@@ -51,6 +52,16 @@ def allow_wide(allowed: bool) -> bool:
     """Whether quantized products may use AVX-512 with VNNI from now on, as they do at first; whether the processor has
     it. For comparisons: the bits are the same."""
     return bool(calls().tandem_allow_wide(allowed))
+
+
+def put_into_panels(rows: torch.Tensor, panels: torch.Tensor) -> None:
+    """Stores `rows [n * 16, columns]` as `panels [n, columns, 16]`, both contiguous and of one dtype."""
+    assert rows.is_contiguous() and panels.is_contiguous() and rows.dtype == panels.dtype
+    assert panels.itemsize in (1, 2, 4) and panels.numel() == rows.numel()
+    threads = torch.get_num_threads() if rows.numel() > _WORTH_THREADS else 1
+    calls().tandem_fill_panels(
+        panels.itemsize, rows.data_ptr(), panels.data_ptr(), len(panels), panels.shape[1], threads
+    )
 
 
 def quantized_product(

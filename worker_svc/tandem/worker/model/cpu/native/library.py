@@ -15,6 +15,7 @@ _FUNCTIONS: dict[str, Signature] = {
         [_NUMBER, *[_POINTER] * 6, *[_NUMBER] * 2, *[_POINTER] * 2, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
         None,
     ),
+    "fill_panels": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 2, _NUMBER], None),
     "allow_wide": ([_NUMBER], _NUMBER),
     "wide_serves": ([], _NUMBER),
     "allow_amx": ([_NUMBER], None),
@@ -56,8 +57,8 @@ SOURCES = CSources(
     Path(__file__).parent,
     "operations",
     (
-        *("products.c", "digits.c", "single_row.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c"),
-        *("attention.c", "layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c"),
+        *("products.c", "digits.c", "single_row.c", "quantized_wide.c", "panels.c", "panels_wide.c", "rows.c"),
+        *("store.c", "attention.c", "layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c"),
         "short_convolution.c",
     ),
     (

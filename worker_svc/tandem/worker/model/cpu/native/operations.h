@@ -25,6 +25,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                               const uint16_t *scale_unit, const uint16_t *least_unit, const int16_t *table, int half,
                               int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
                               float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads);
+void tandem_fill_panels(int size, const void *rows, void *to, int64_t panels, int64_t columns, int threads);
 void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
                          int64_t panels, int threads);
 void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
