@@ -144,6 +144,18 @@ def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, wind
         torch.testing.assert_close(compiled, expected, atol=within, rtol=1e-5)
 
 
+# A query for itself, with as many columns at once as there are; and two queries, in groups of int4.
+@pytest.mark.parametrize("layout", [(3, 3, 104), (4, 2, 96)], ids=str)
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "int8", "int6", "int4", "fp8"])
+def test_few_queries_have_the_bits_of_many_over_stored_numbers(name: str, layout: tuple[int, int, int]):
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    plain = name.endswith("16")
+    dtype = getattr(torch, name) if plain else torch.float32
+    scene = Scene(*layout, dtype, operations=NativeOperations(), stored=None if plain else kv_format(name, dtype))
+    assert_same_bits(scene)
+
+
 def test_every_number_of_8_bits_is_read_as_torch_reads_it():
     if not native.available():
         pytest.skip("no AVX2, or no C compiler")

@@ -27,13 +27,14 @@ typedef struct {
 #define CHUNK 16   // keys that are made plain at once: with what is computed of them they stay in the first cache
 
 // What is read next. The processor sees by itself only what follows within 4 KiB, and a head has as little of a page.
+// To the second cache: the first one is full of what is computed with.
 typedef struct {
     const char *next, *end;
     int64_t step;  // bytes, those of KEYS vectors
 } Ahead;
 
 INLINE void ask_for_all(const void *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T0);
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
 }
 
 INLINE void ask_for(Ahead *ahead) {
