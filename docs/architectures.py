@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES as GGUF
-from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.gguf import CONVERTED as TO_GGUF
@@ -42,9 +41,6 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n" + "|---" * len(COLUMNS) + "|\n"
 SIZES = {"vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
 SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6}
 META = ("llama", "mistral")
-# What GGUF files say of models that are another one with other sizes.
-SAME = {"mistral": "llama", "ministral": "", "mixtral": "llama"}
-SAME |= dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2")
 
 
 def rows() -> Iterator[str]:
@@ -56,7 +52,7 @@ def rows() -> Iterator[str]:
         columns = (
             each.name,
             f"`{each.class_name}`",
-            ", ".join(f"`{name}`" for name in gguf_names(each)) or "no",
+            f"`{TO_GGUF[each.name]}`" if each.name in TO_GGUF else "no",
             "yes" if each.name in META else "no",
             ", ".join(written),
             called(models[each.name]),
@@ -64,12 +60,6 @@ def rows() -> Iterator[str]:
             f"transformers, {cases[each.class_name]} shapes",
         )
         yield f"| {' | '.join(columns)} |\n"
-
-
-def gguf_names(architecture: Architecture) -> list[str]:
-    """What `general.architecture` says in files of this architecture."""
-    found = [name for name, each in GGUF.items() if architecture.name in (each.name, each.windowed)]
-    return found or [name for name in (SAME.get(architecture.name),) if name]
 
 
 def published() -> dict[str, ModelConfig]:

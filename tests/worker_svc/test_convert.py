@@ -27,9 +27,9 @@ from tandem.worker.convert.pieces import ConvertError
 from tandem.worker.convert.run import convert
 from tandem.worker.model.loading import load_transformer
 from tests.exhaustive import some
-from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.gguf_models import is_plain, named_tensors, save_gguf
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
-from tests.worker_svc.model.test_architectures import MODELS, NEW, SCALINGS, WINDOW, saved
+from tests.worker_svc.model.test_architectures import GGUF, GRANTED, MODELS, NEW, SCALINGS, WINDOW, saved
 
 FAMILIES = ("meta", "hugging-face", "gguf")
 
@@ -166,9 +166,65 @@ def test_a_gguf_file_of_a_hybrid_becomes_the_folder_that_it_was_made_of(tmp_path
 
 
 GGUF_MODELS = ["llama with biases", "qwen2", "qwen3", "mixtral", "linear", "llama3", "yarn"]
+GGUF_MODELS += ["falcon h1", "falcon h1, norm after the gate"]  # whose products alone are the folder's
+# Those in which something is put together, taken apart, put in another order or said in another way.
+BY_LLAMA_CPP = ["phi3, rotated in part, longrope", "gpt oss", "gemma4", "llama4", "qwen3 next"]
+BY_LLAMA_CPP += ["qwen3.5 moe", "granite hybrid", "nemotron h", "deepseek v3"]
 
 
-@pytest.mark.parametrize("name", GGUF_MODELS)
+@pytest.mark.parametrize(
+    "name", some(["qwen3 moe", *(name for name in GGUF if name not in GGUF_MODELS)], *BY_LLAMA_CPP)
+)
+def test_a_written_gguf_file_is_what_llama_cpps_converter_makes(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    reference = saved(kind, tmp_path / "source", **changes | GRANTED.get(kind, {}))
+    path = converted(tmp_path / "source", tmp_path / "target", "gguf")
+    came, expected = tensors_of(path), tensors_of(tmp_path / "source")
+    assert came.keys() == expected.keys()
+    for tensor_name, tensor in came.items():
+        exact = not tensor_name.endswith(".rate")  # stored as minus its exponential
+        torch.testing.assert_close(tensor, expected[tensor_name], atol=0 if exact else 1e-6, rtol=0)
+    ours, theirs = gguf.GGUFReader(path), gguf.GGUFReader(save_gguf(reference, tmp_path / "theirs.gguf"))
+    given = {tensor.name: tensor for tensor in theirs.tensors}
+    if name != "gemma4 with experts":  # whose gate and up may be one tensor, or two
+        assert {tensor.name for tensor in ours.tensors} == given.keys()
+    for written in ours.tensors:
+        if written.name in given:
+            assert written.shape.tolist() == given[written.name].shape.tolist(), written.name
+            np.testing.assert_allclose(written.data, given[written.name].data, rtol=1e-6)
+    own = {"general.name", *(key for key in ours.fields if key.endswith("rope.dimension_sections"))}
+    for key in ours.fields.keys() & theirs.fields.keys() - own:
+        if not key.startswith("GGUF."):
+            assert ours.fields[key].contents() == pytest.approx(theirs.fields[key].contents()), key
+
+
+@pytest.mark.parametrize("name", some(["granite hybrid", "qwen3.5 moe", "gpt oss", "lfm2"], "qwen3.5 moe"))
+def test_what_llama_cpp_has_in_float32_is_written_so(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    reference = saved(kind, tmp_path / "source", **changes | GRANTED.get(kind, {}))
+    path = converted(tmp_path / "source", tmp_path / "target", "gguf", "bfloat16")
+    plain = {tensor_name for tensor_name, tensor in named_tensors(reference) if is_plain(tensor_name, tensor)}
+    float32 = gguf.GGMLQuantizationType.F32
+    assert {tensor.name for tensor in gguf.GGUFReader(path).tensors if tensor.tensor_type == float32} == plain
+
+
+def test_an_older_gguf_file_becomes_a_newer_one(tmp_path: Path) -> None:
+    kind, changes = MODELS["deepseek v3"]
+    reference = saved(kind, tmp_path / "source", **changes | GRANTED[kind])
+    older = save_gguf(reference, tmp_path / "older.gguf", latents_apart=False)
+    path = converted(older, tmp_path / "target", "gguf")
+    assert "blk.0.attn_k_b.weight" in {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+    expected = tensors_of(older)
+    assert all(torch.equal(tensor, expected[tensor_name]) for tensor_name, tensor in tensors_of(path).items())
+
+
+def test_what_a_gguf_file_leaves_out_is_noted(tmp_path: Path) -> None:
+    saved("NemotronH", tmp_path / "source", **MODELS["nemotron h"][1] | {"time_step_min": 0.01})
+    said = convert(tmp_path / "source", tmp_path / "target.gguf", "gguf", "auto", silent)
+    assert "the file does not say that dt is at least 0.01: llama.cpp has no least dt" in said["notes"]
+
+
+@pytest.mark.parametrize("name", some(GGUF_MODELS, "mixtral", "linear", "llama3", "yarn", "falcon h1"))
 def test_a_written_gguf_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     if name in MODELS:
         saved(MODELS[name][0], tmp_path / "source", **MODELS[name][1])
@@ -202,7 +258,7 @@ def test_divisors_and_a_scaling_of_rope_stay_together_and_only_gguf_can_say_both
 
 def test_a_scaling_that_llama_cpp_does_not_know_of_an_architecture_is_refused(tmp_path: Path) -> None:
     saved("Qwen3", tmp_path / "source", rope_parameters={"rope_theta": 100.0} | SCALINGS["llama3"])
-    with pytest.raises(ConvertError, match="qwen3 architecture knows no llama3 RoPE scaling"):
+    with pytest.raises(ConvertError, match=r"rope_freqs\.weight is there, which llama\.cpp does not know of qwen3"):
         converted(tmp_path / "source", tmp_path / "target", "gguf")
 
 
@@ -244,9 +300,12 @@ def test_large_models_are_cut_into_files_with_an_index(tmp_path: Path, monkeypat
     [
         ("qwen2", "meta", "Meta's layout is for Llama without biases; this is qwen2 with biases"),
         ("llama with biases", "meta", "this is llama with biases"),
-        ("mistral", "gguf", "no sliding window"),
-        ("qwen3 moe", "gguf", "not normalized"),
-        ("yarn, all said", "gguf", "without truncation"),
+        ("mistral", "gguf", "described: llama.attention.sliding_window is set"),
+        ("qwen3 moe", "gguf", "qwen3moe architecture cannot have experts.normalized False"),
+        ("yarn, all said", "gguf", "cannot have rope_scaling.truncate False"),
+        ("smollm3, layers that are listed", "gguf", r"cannot have unrotated_layers \(0, 2, 4, 6\)"),
+        ("gemma2", "gguf", "cannot have attention_multiplier"),
+        ("deepseek v3", "gguf", "deepseek2 architecture has no tensor for attention.query_latent_bias"),
         ("yarn", "meta", "heads of dim / n_heads"),
     ],
 )
@@ -258,8 +317,10 @@ def test_what_a_family_cannot_say_is_refused_by_name(name: str, family: str, nam
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-@pytest.mark.parametrize("family", ["meta", "gguf"])
-@pytest.mark.parametrize("name", ["smollm3", "ministral3", "arcee", "ernie4_5"])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((name, "meta") for name in ("smollm3", "ministral3", "arcee", "ernie4_5")), ("helium", "gguf")],
+)
 def test_what_is_served_but_not_converted_is_refused_by_name(name: str, family: str, tmp_path: Path) -> None:
     kind, changes = MODELS[name]
     saved(kind, tmp_path / "source", **changes)

@@ -30,7 +30,7 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 
 ROPE_DIVISORS = "rope_freqs.weight"
 LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
-_KEYS = {
+KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_layers": "block_count",
@@ -131,7 +131,7 @@ def read_config(
     config = build(
         ModelConfig,
         fields,
-        _KEYS | {"norm_eps": eps},
+        KEYS | {"norm_eps": eps},
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -172,7 +172,7 @@ def read_config(
         **architecture.always,
     )
     if architecture.further is not None:
-        keys = _KEYS | {"full_heads.head_dim": "attention.key_length", "shared_layers": "attention.shared_kv_layers"}
+        keys = KEYS | {"full_heads.head_dim": "attention.key_length", "shared_layers": "attention.shared_kv_layers"}
         config = build(partial(replace, config), said, keys, **architecture.further(said, config, facts))
     return config, architecture
 
@@ -230,7 +230,7 @@ def _experts(fields: Fields, known: GgufExperts, layers: int) -> Experts | None:
     return build(
         Experts,
         fields,
-        _KEYS,
+        KEYS,
         count=count,
         per_token=fields.integer("expert_used_count"),
         intermediate_size=size,
@@ -258,7 +258,7 @@ def _longrope(
     return build(
         RopeScaling,
         fields,
-        _KEYS | {"rope_scaling.factors": LONGROPE[0], "rope_scaling.long_factors": LONGROPE[1]},
+        KEYS | {"rope_scaling.factors": LONGROPE[0], "rope_scaling.long_factors": LONGROPE[1]},
         kind="longrope",
         original_context_length=original,
         factors=tuple(map(plain_value, short)),
@@ -299,7 +299,7 @@ def _rope_scaling(
         case _:
             raise fields.error("rope.scaling.type", f"{kind!r} is not served; served are none, linear and yarn")
     kind = "yarn" if kind == "yarn" else "linear"
-    return build(RopeScaling, fields, _KEYS, kind=kind, factor=factor, factors=divisors, **values)
+    return build(RopeScaling, fields, KEYS, kind=kind, factor=factor, factors=divisors, **values)
 
 
 def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> list[float]:

@@ -118,3 +118,13 @@ _MORE: Mapping[str, Table] = {
 def known_keys(architecture: str) -> Table:
     """Returns the known keys of a file of this `general.architecture`."""
     return _GENERAL | {f"{architecture}.{key}": rule for key, rule in (_MODEL | _MORE.get(architecture, {})).items()}
+
+
+def is_said(architecture: str, key: str, value: object) -> bool:
+    """Tells whether a file of this `general.architecture` says a value by a key, which is without the prefix: one that
+    is read, or one that its own table has."""
+    own = _MORE.get(architecture, {})
+    rule = own.get(key) or _MODEL.get(key)
+    if value is None or rule is None:
+        return False
+    return rule is USED or (key in own and (rule is NEUTRAL or (isinstance(rule, Only) and rule.allows(value))))

@@ -2,14 +2,11 @@
 
 What differs from other formats:
 
-- llama.cpp's `llama` architecture is Llama, Mistral and Mixtral alike. Its rows of q and k are permuted, RoPE pairs
-  being neighbours; those of the Qwens are not.
-- The experts of a layer lie in one tensor `[experts, out, in]`.
-- Gemma's norms have their 1 added.
+- llama.cpp's `llama` architecture is Llama, Mistral and Mixtral alike.
+- Where tensors are: `gguf_layout.py`. Gemma's norms have their 1 added.
 - What the metadata say of the model: `gguf_config.py`.
 - Quantized matrices come as `QuantizedTensor`.
 - Without `output.weight` the output is the embedding.
-- Tensors of hybrids: `gguf_hybrids.py`.
 """
 
 from __future__ import annotations
@@ -32,16 +29,13 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, OTHER_TYPES, BlockKind, QuantizedTensor
-from tandem.worker.checkpoints.gguf_architectures import FUSED_EXPERTS, LAYER_NAMES, TOP_NAMES
 from tandem.worker.checkpoints.gguf_config import LONGROPE, ROPE_DIVISORS, plain_value, read_config
 from tandem.worker.checkpoints.gguf_fields import SAMPLING
-from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
-from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
+from tandem.worker.checkpoints.gguf_hybrids import GgufPiece
+from tandem.worker.checkpoints.gguf_latents import HEADS_APART
+from tandem.worker.checkpoints.gguf_layout import GgufLayout
 from tandem.worker.checkpoints.gguf_parts import Located, open_files
-from tandem.worker.checkpoints.gguf_states import mamba_pieces
-from tandem.worker.checkpoints.places import places_of, places_with_latents, transposed_by_head
-from tandem.worker.checkpoints.recurrences import Mamba
-from tandem.worker.checkpoints.row_order import halves_order, latents_order
+from tandem.worker.checkpoints.places import transposed_by_head
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 
 _KINDS: Mapping[int, torch.dtype | BlockKind] = {
@@ -50,7 +44,6 @@ _KINDS: Mapping[int, torch.dtype | BlockKind] = {
     30: torch.bfloat16,
     **{kind.number: kind for kind in BLOCK_KINDS.values()},
 }
-_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Texts of tokens that end an answer, whatever the file says: llama.cpp's rule, for the families that are served.
 _END_TEXTS = frozenset((b"<|eot_id|>", b"<|eom_id|>", b"<|end_of_text|>", b"<|im_end|>", b"<|endoftext|>", b"</s>"))
@@ -78,30 +71,8 @@ class GgufCheckpoint:
             last = self.config.num_layers
             stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, last)}
         self._drop_shared(stored)
-        self._layer_names = dict(self._architecture.layer_names)
-        if any(name.endswith(FUSED_EXPERTS["experts.gate"]) for name in stored):
-            self._layer_names |= FUSED_EXPERTS
-        self._pieces: dict[str, GgufPiece] = {}
-        if self._architecture.hybrid:
-            self._pieces = gguf_pieces(self.config, stored)
-        elif isinstance(self.config.recurrence, Mamba):
-            self._pieces = mamba_pieces(self.config)
-        others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
-        if any(name.endswith(BOTH) for name in stored):
-            self._layer_names |= {"attention.key_up": BOTH, "attention.value_up": BOTH}
-            self._places, expected = places_with_latents(self.config, others, self._stored_name)
-        else:
-            self._places, expected = places_of(others, self._stored_name)
-            for name in others:
-                if name.endswith(HEADS_APART):
-                    rows, columns = others[name]
-                    heads = self.config.num_heads
-                    expected[self._places[name].stored] = (heads, rows // heads, columns)
-        expected |= {piece.stored: piece.shape for piece in self._pieces.values()}
-        for name, place in self._places.items():
-            if name.endswith("shared_router"):  # a row, which llama.cpp has as a vector
-                expected[place.stored] = expected[place.stored][1:]
-        match_tensors(path, expected, stored)
+        self._layout = GgufLayout(self.config, self._architecture, stored)
+        match_tensors(path, self._layout.shapes, stored)
         self.dtype = main_dtype(stored.values())
         self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
@@ -112,13 +83,12 @@ class GgufCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Implements `Checkpoint.tensors`."""
-        rotated, head_dim, neighbours = self.config.rotated, self.config.head_dim, self._architecture.permuted
-        in_part = rotated != head_dim and self.config.full_heads is None
+        layout = self._layout
         for name, shape in self.config.tensor_shapes().items():
-            if name in self._pieces:
-                yield from self._piece(name, self._pieces[name])
+            if name in layout.pieces:
+                yield from self._piece(name, layout.pieces[name])
                 continue
-            place = self._places[name]
+            place = layout.places[name]
             tensor = self._view(place.stored, place.expert)
             if isinstance(place.rows, torch.Tensor):
                 yield name, self._of_both(name, tensor, place.rows)
@@ -132,11 +102,7 @@ class GgufCheckpoint:
                 if isinstance(tensor, QuantizedTensor):
                     raise CheckpointError(f"{self.path}: tensor {place.stored} is quantized, which is not served")
                 tensor = tensor.view(shape)
-            order: torch.Tensor | None = None
-            if self.config.latents is not None:
-                order = latents_order(self.config.latents, name, len(tensor))
-            elif (neighbours or in_part) and name.endswith(_ROTATED):
-                order = halves_order(len(tensor) // head_dim, head_dim, rotated, neighbours=neighbours)
+            order = layout.order(name, len(tensor))
             if order is not None:
                 if isinstance(tensor, QuantizedTensor):
                     yield name, QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, order))
@@ -152,9 +118,6 @@ class GgufCheckpoint:
         memory = piece.blocks if isinstance(piece, QuantizedTensor) else piece
         if memory.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
             release_mapped(memory)
-
-    def _stored_name(self, name: str) -> tuple[str, int | None]:
-        return stored_name(name, self._layer_names)
 
     def _of_both(
         self, name: str, both: torch.Tensor | QuantizedTensor, rows: torch.Tensor
@@ -202,17 +165,6 @@ class GgufCheckpoint:
         view = self._view(name)
         assert isinstance(view, torch.Tensor)
         return tuple(view.tolist())
-
-
-def stored_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> tuple[str, int | None]:
-    """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
-    if not name.startswith("layers."):
-        return layer_names.get(f"top.{name}", TOP_NAMES[name]), None
-    _, layer, part = name.split(".", 2)
-    if not part.startswith("experts."):
-        return f"blk.{layer}.{layer_names[part]}", None
-    _, expert, matrix = part.split(".")
-    return f"blk.{layer}.{layer_names[f'experts.{matrix}']}", int(expert)
 
 
 def _is_behind(name: str, layers: int) -> bool:

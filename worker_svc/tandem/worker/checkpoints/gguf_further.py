@@ -16,7 +16,7 @@ from tandem.worker.checkpoints.layer_parts import (
 from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet
 
-_DELTA_NET_KEYS = {
+DELTA_NET_KEYS = {
     "delta_net.key_heads": "ssm.group_count",
     "delta_net.value_heads": "ssm.time_step_rank",
     "delta_net.key_dim": "ssm.state_size",
@@ -181,7 +181,7 @@ def hybrid(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, A
         "recurrence": build(
             DeltaNet,
             fields,
-            _DELTA_NET_KEYS,
+            DELTA_NET_KEYS,
             layers=tuple(layer for layer in range(layers) if listed[layer]),
             key_heads=fields.integer("ssm.group_count"),
             value_heads=heads,

@@ -30,7 +30,7 @@ LAYER_NAMES = {
 BOTH = "attn_kv_b.weight"  # keys and values in one, in older files
 HEADS_APART = ("attention.key_up", "attention.value_up")  # that lie head by head in newer ones
 _HEADS = "attention.head_count_kv"
-_KEYS = {
+KEYS = {
     "latents.rank": "attention.kv_lora_rank",
     "latents.rotated": "rope.dimension_count",
     "latents.unrotated": "attention.key_length_mla",
@@ -72,7 +72,7 @@ def latents(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, 
     sizes = build(
         Latents,
         fields,
-        _KEYS,
+        KEYS,
         rank=fields.integer("attention.kv_lora_rank"),
         rotated=rotated,
         unrotated=key - rotated,
@@ -105,7 +105,7 @@ def _chosen(fields: Fields, config: ModelConfig, experts: Experts) -> Experts:
     return build(
         Experts,
         fields,
-        _KEYS,
+        KEYS,
         **{name: getattr(experts, name) for name in experts.__dataclass_fields__}
         | {
             "score": "softmax" if softmax else "sigmoid",

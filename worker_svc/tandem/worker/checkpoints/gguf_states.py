@@ -40,7 +40,7 @@ LFM2_NAMES = {
     "short_convolution.output": "shortconv.out_proj.weight",
     "top.norm": "token_embd_norm.weight",  # of no layer
 }
-_MAMBA_KEYS = {
+MAMBA_KEYS = {
     "mamba.heads": "ssm.time_step_rank",
     "mamba.head_dim": "ssm.inner_size",
     "mamba.groups": "ssm.group_count",
@@ -110,7 +110,7 @@ def _mamba(fields: Fields, facts: Facts, layers: tuple[int, ...], **more: Any) -
     return build(
         Mamba,
         fields,
-        _MAMBA_KEYS,
+        MAMBA_KEYS,
         layers=layers,
         heads=heads,
         head_dim=inner // heads,

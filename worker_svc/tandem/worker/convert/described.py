@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields as fields_of
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.known_fields import USED, Only
 from tandem.worker.checkpoints.layer_parts import RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.convert.comparison import difference
 from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError
 
@@ -263,17 +262,5 @@ def _compare(config: ModelConfig, architecture: Architecture, values: dict[str, 
         again = read_config(fields, architecture_of(fields), config.tie_embeddings)
     except CheckpointError as error:
         raise ConvertError(f"{architecture.class_name} cannot be described: {error}") from error
-    for field in fields_of(ModelConfig):
-        ours, theirs = getattr(config, field.name), getattr(again, field.name)
-        if not _same(ours, theirs):
-            raise ConvertError(f"{architecture.class_name} cannot have {field.name} {ours}, as this model has")
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-6)
-    if is_dataclass(one) and type(one) is type(other):
-        return all(_same(getattr(one, field.name), getattr(other, field.name)) for field in fields_of(one))
-    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-        return all(map(_same, one, other))
-    return bool(one == other)
+    if found := difference(config, again):
+        raise ConvertError(f"{architecture.class_name} cannot have {found}, as this model has")

@@ -7,34 +7,38 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tandem.common.gguf import ARRAY, DEFAULT_ALIGNMENT, MAGIC, STRING, read_raw
-from tandem.worker.checkpoints.gguf_config import ROPE_DIVISORS, rope_divisors
-from tandem.worker.checkpoints.gguf_file import stored_name
-from tandem.worker.checkpoints.layer_parts import yarn_attention_factor
+from tandem.worker.checkpoints.checkpoint import CheckpointError
+from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES
+from tandem.worker.checkpoints.gguf_config import LONGROPE, ROPE_DIVISORS
+from tandem.worker.checkpoints.gguf_file import GgufCheckpoint
+from tandem.worker.checkpoints.gguf_layout import GgufLayout
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.row_order import neighbours_order
 from tandem.worker.convert.byte_pairs import UnknownTokenizerError
-from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at
+from tandem.worker.convert.comparison import difference
+from tandem.worker.convert.gguf_folded import divisors_of, factors, folded
+from tandem.worker.convert.gguf_keys import describe
+from tandem.worker.convert.pieces import Change, ConvertError, Source, flush, reserve, write_at
 from tandem.worker.convert.tokenizers import gguf_vocabulary
 
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
+# What `general.architecture` says: the name that the reader's table has for ours, or of another one that says the same.
 CONVERTED = {
-    "llama": "llama",
-    "mistral": "llama",
-    "ministral": "llama",
-    "mixtral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
+    **{row.windowed: kind for kind, row in ARCHITECTURES.items() if row.windowed},
+    **{row.name: kind for kind, row in ARCHITECTURES.items()},
+    **dict.fromkeys(("mistral", "ministral", "mixtral"), "llama"),
+    **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
+# Matrices that stay float32, as llama.cpp has them, by parts of their names.
+_PLAIN = frozenset(("ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "conv", "bias"))
 _UINT32, _INT32, _FLOAT32, _BOOL = 4, 5, 6, 7
 
 
@@ -52,29 +56,53 @@ class _Tensor:
 def write_gguf(source: Source, path: Path) -> None:
     """Writes the file. Raises ConvertError, CheckpointError, OSError."""
     config = source.checkpoint.config
-    metadata = describe(config) | {"general.name": path.stem, "general.file_type": _FILE_TYPES[source.dtype]}
-    divisors = _divisors(config)
-    tensors = _layout(config, source.dtype, len(divisors))
-    permuted = CONVERTED[config.architecture] == "llama"
+    kind = CONVERTED.get(config.architecture)
+    if kind is None:
+        raise ConvertError(
+            f"{config.architecture} is served, but not converted: GGUF files of it are not known; converted are "
+            f"{', '.join(CONVERTED)}"
+        )
+    said, notes = folded(config, ARCHITECTURES[kind])
+    source.notes.extend(notes)
+    metadata = describe(said, kind) | {"general.name": path.stem, "general.file_type": _FILE_TYPES[source.dtype]}
+    vectors = _vectors(config)
+    try:
+        layout = GgufLayout(said, ARCHITECTURES[kind])
+    except KeyError as error:
+        raise ConvertError(f"GGUF's {kind} architecture has no tensor for {error.args[0]}") from None
+    tensors = _stored(vectors, layout, source.dtype)
     with path.open("w+b") as file:
         header = _header(metadata, _tokenizer(source), tensors)
         last = max(tensors.values(), key=lambda tensor: tensor.offset)
-        reserve(file, len(header) + last.offset + last.bytes)
+        size = len(header) + last.offset + last.bytes
         file.write(header)
-        if divisors:
-            raw = torch.tensor(divisors, dtype=torch.float32).view(torch.uint8)
-            write_at(file, len(header) + tensors[ROPE_DIVISORS].offset, iter([raw]))
+        file.truncate(size)
+        for name, numbers in vectors.items():
+            raw = torch.tensor(numbers, dtype=torch.float32).view(torch.uint8)
+            write_at(file, len(header) + tensors[name].offset, iter([raw]))
+        file.flush()
+        _read_back(path, said, kind)
+        reserve(file, size)
         for name, tensor in source.tensors():
-            place, expert = stored_name(name)
-            stored = tensors[place]
-            offset = len(header) + stored.offset
-            if expert is not None:
-                offset += expert * (stored.bytes // stored.shape[0])
-            order = None
-            if permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
-                order = neighbours_order(len(tensor) // config.head_dim, config.head_dim)
-            write_at(file, offset, source.pieces(name, tensor, stored.dtype, order))
+            part = _part(config, layout, name, len(tensor))
+            stored = tensors[part.stored]
+            offset, row = len(header) + stored.offset, stored.bytes // stored.shape[0]
+            if part.expert is not None:
+                offset, row = offset + part.expert * row, row // stored.shape[1]
+            for first, order in _runs(part.rows):
+                write_at(file, offset + first * row, source.pieces(name, tensor, stored.dtype, order, part.change))
         flush(file)
+
+
+def _read_back(path: Path, said: ModelConfig, kind: str) -> None:
+    """Raises ConvertError where a reader would make another model of the header, the name of which is not looked at."""
+    try:
+        again = GgufCheckpoint(path).config
+    except CheckpointError as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        raise ConvertError(f"{said.architecture} cannot be described: {problem}") from error
+    if found := difference(said, replace(again, architecture=said.architecture)):
+        raise ConvertError(f"GGUF's {kind} architecture cannot have {found}, as this {said.architecture} has")
 
 
 def write_vocabulary(metadata: Mapping[str, bytes], path: Path) -> None:
@@ -86,78 +114,69 @@ def write_vocabulary(metadata: Mapping[str, bytes], path: Path) -> None:
         flush(file)
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
-    """Returns the keys that describe the model. Raises ConvertError for what llama.cpp does not know."""
-    name = CONVERTED.get(config.architecture)
-    if name is None:
-        raise ConvertError(
-            f"{config.architecture} is served, but not converted: what it has beyond Llama is not written as llama.cpp "
-            f"has it; converted are {', '.join(CONVERTED)}"
-        )
-    if any(config.windows):
-        raise ConvertError(f"GGUF's {name} architecture has no sliding window, which this {config.architecture} has")
-    values: dict[str, Any] = {
-        "context_length": config.context_length,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.rope_theta),
-        "vocab_size": config.vocab_size,
-    }
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Where a canonical tensor is written, and as what."""
+
+    stored: str
+    expert: int | None
+    rows: torch.Tensor | None  # which rows of the stored tensor, or of the expert's, ours are; None: all of them
+    change: Change | None
+
+
+def _part(config: ModelConfig, layout: GgufLayout, name: str, rows: int) -> _Part:
+    piece, factor = layout.pieces.get(name), factors(config, name)
+    columns = None if piece is None or piece.columns is None else piece.columns.argsort()
+    decays = piece is not None and piece.is_decay
+
+    def change(plain: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        if columns is not None:
+            return plain[:, columns]
+        if decays:
+            return plain.float().exp().neg()
+        if isinstance(factor, torch.Tensor):
+            return plain.float() * factor[which].unsqueeze(1)
+        return plain.float() * factor
+
+    changed = change if columns is not None or decays or not isinstance(factor, float) or factor != 1 else None
+    if piece is not None:
+        return _Part(piece.stored, None, piece.rows, changed)
+    place, order = layout.places[name], layout.order(name, rows)
+    if not isinstance(place.rows, slice):
+        return _Part(place.stored, place.expert, order, changed)
+    return _Part(
+        place.stored, place.expert, place.rows.start + (torch.arange(rows) if order is None else order), changed
+    )
+
+
+def _runs(rows: torch.Tensor | None) -> Iterator[tuple[int, torch.Tensor | None]]:
+    """Yields runs of neighbouring stored rows: the first, and which of ours they are."""
+    if rows is None:
+        yield 0, None
+        return
+    order = rows.argsort()
+    placed = rows[order]
+    breaks = (placed.diff() != 1).nonzero().flatten() + 1
+    for run, which in zip(placed.tensor_split(breaks), order.tensor_split(breaks), strict=True):
+        yield int(run[0]), which
+
+
+def _vectors(config: ModelConfig) -> dict[str, tuple[float, ...]]:
+    """Returns tensors that say how RoPE turns."""
     scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "dynamic":
-        raise ConvertError("GGUF cannot say dynamic RoPE scaling")
-    if scaling is not None and scaling.kind in ("linear", "yarn"):
-        values |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}
-        usual = yarn_attention_factor(scaling.factor) if scaling.kind == "yarn" else 1.0
-        values["rope.scaling.attn_factor"] = scaling.attention_factor / usual
-    if scaling is not None and scaling.kind == "yarn":
-        if not scaling.truncate:
-            raise ConvertError("GGUF cannot say YaRN without truncation")
-        values |= {
-            "rope.scaling.original_context_length": scaling.original_context_length,
-            "rope.scaling.yarn_beta_fast": float(scaling.beta_fast),
-            "rope.scaling.yarn_beta_slow": float(scaling.beta_slow),
-        }
-    if name != "llama" and _divisors(config):
-        raise ConvertError(f"GGUF's {name} architecture knows no llama3 RoPE scaling")
-    experts = config.experts
-    if experts is not None:
-        if experts.dense_layers or not experts.normalized:
-            what = "layers without experts" if experts.dense_layers else "experts whose weights are not normalized"
-            raise ConvertError(f"GGUF's {name} architecture cannot have {what}")
-        values |= {"expert_count": experts.count, "expert_used_count": experts.per_token}
-        values |= {"expert_feed_forward_length": experts.intermediate_size}
-    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in values.items()}
+    if scaling is not None and scaling.kind == "longrope":
+        return dict(zip(LONGROPE, (scaling.factors, scaling.long_factors), strict=True))
+    divisors = divisors_of(config)
+    return {ROPE_DIVISORS: divisors} if divisors else {}
 
 
-def _divisors(config: ModelConfig) -> list[float]:
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "llama3":
-        return rope_divisors(config.head_dim, config.rope_theta, scaling)
-    return [] if scaling is None else list(scaling.factors)
-
-
-def _layout(config: ModelConfig, dtype: torch.dtype, divisors: int) -> dict[str, _Tensor]:
-    """Returns where each stored tensor goes; the experts of a layer share one."""
-    shapes: dict[str, tuple[int, ...]] = {ROPE_DIVISORS: (divisors,)} if divisors else {}
-    for name, shape in config.tensor_shapes().items():
-        place, expert = stored_name(name)
-        if expert is None:
-            shapes[place] = shape
-        else:
-            assert config.experts is not None
-            shapes[place] = (config.experts.count, *shape)
+def _stored(vectors: Mapping[str, tuple[float, ...]], layout: GgufLayout, dtype: torch.dtype) -> dict[str, _Tensor]:
+    """Returns where each stored tensor goes."""
+    shapes: dict[str, tuple[int, ...]] = {name: (len(numbers),) for name, numbers in vectors.items()}
     tensors: dict[str, _Tensor] = {}
     offset = 0
-    for stored, shape in shapes.items():
-        plain = len(shape) == 1 or stored.endswith("ffn_gate_inp.weight")
+    for stored, shape in (shapes | layout.shapes).items():
+        plain = len(shape) == 1 or not _PLAIN.isdisjoint(stored.split("."))
         tensors[stored] = _Tensor(shape, torch.float32 if plain else dtype, offset)
         offset += -(-tensors[stored].bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
     return tensors
@@ -207,6 +226,8 @@ def _value(value: Any) -> bytes:
             return struct.pack("<If", _FLOAT32, value)
         case list() if isinstance(value[0], bytes):
             return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(_text(text) for text in value)
+        case list() if isinstance(value[0], bool):
+            return struct.pack(f"<IIQ{len(value)}?", ARRAY, _BOOL, len(value), *value)
         case list():
             kind, code = (_FLOAT32, "f") if isinstance(value[0], float) else (_INT32, "i")
             return struct.pack("<IIQ", ARRAY, kind, len(value)) + struct.pack(f"<{len(value)}{code}", *value)

@@ -16,6 +16,8 @@ from tandem.worker.checkpoints.checkpoint import Checkpoint, CheckpointError, St
 PIECE_BYTES = 16 << 20  # of float32 numbers that are in memory at once
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+# Makes what is written of some rows of a tensor, `[rows, ...]` and their indices.
+Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ConvertError(Exception):
@@ -45,13 +47,18 @@ class Source:
         tensor: torch.Tensor | StoredMatrix,
         dtype: torch.dtype,
         order: torch.Tensor | None = None,
+        change: Change | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Yields rows of a tensor, in their order or another one, as contiguous uint8; raises CheckpointError for
-        numbers beyond `dtype`."""
+        """Yields rows of a tensor, all in their order or those that `order` has, as contiguous uint8; raises
+        CheckpointError for numbers beyond `dtype`."""
         rows = max(1, PIECE_BYTES // (4 * math.prod(tensor.shape[1:])))
-        for start in range(0, len(tensor), rows):
-            stored = tensor[start : start + rows] if order is None else tensor[order[start : start + rows]]
+        count = len(tensor) if order is None else len(order)
+        for start in range(0, count, rows):
+            end = min(start + rows, count)
+            stored = tensor[start:end] if order is None else tensor[order[start:end]]
             plain = stored if isinstance(stored, torch.Tensor) else stored.dequantize()
+            if change is not None:
+                plain = change(plain, torch.arange(start, end) if order is None else order[start:end])
             piece = plain.to(dtype).contiguous()
             if dtype == torch.float16 and plain.dtype != dtype and not piece.isfinite().all():
                 raise CheckpointError(f"{self.checkpoint.path}: {name} has numbers that do not fit into float16")

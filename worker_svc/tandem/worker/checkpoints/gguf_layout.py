@@ -1,0 +1,78 @@
+"""Where the tensors of a model lie among those of a GGUF file, for its reader and its writer.
+
+A canonical tensor is a piece (`gguf_hybrids.py`, `gguf_states.py`), or a stored tensor or rows of one, perhaps in
+another order: llama.cpp's `llama` architecture and others have RoPE pairs as neighbours. The experts of a layer lie in
+one tensor `[experts, out, in]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from tandem.worker.checkpoints.gguf_architectures import FUSED_EXPERTS, TOP_NAMES, GgufArchitecture
+from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
+from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
+from tandem.worker.checkpoints.gguf_states import mamba_pieces
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.places import Place, places_of, places_with_latents
+from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.checkpoints.row_order import halves_order, latents_order
+
+_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
+
+
+class GgufLayout:
+    """The stored tensors of a model: their shapes, and what each canonical tensor is of them."""
+
+    def __init__(self, config: ModelConfig, architecture: GgufArchitecture, stored: Collection[str] = ()) -> None:
+        """`stored`: the names in a file, which decide where some are in older files and some in newer ones; without
+        them, newer ones are meant. Raises KeyError for a tensor that such files have not."""
+        self._config, self._architecture = config, architecture
+        self._layer_names = dict(architecture.layer_names)
+        if any(name.endswith(FUSED_EXPERTS["experts.gate"]) for name in stored):
+            self._layer_names |= FUSED_EXPERTS
+        self.pieces: dict[str, GgufPiece] = {}
+        if architecture.hybrid:
+            self.pieces = gguf_pieces(config, stored)
+        elif isinstance(config.recurrence, Mamba):
+            self.pieces = mamba_pieces(config)
+        others = {name: shape for name, shape in config.tensor_shapes().items() if name not in self.pieces}
+        self.places: dict[str, Place]
+        self.shapes: dict[str, tuple[int, ...]]
+        if any(name.endswith(BOTH) for name in stored):
+            self._layer_names |= {"attention.key_up": BOTH, "attention.value_up": BOTH}
+            self.places, self.shapes = places_with_latents(config, others, self._stored_name)
+        else:
+            self.places, self.shapes = places_of(others, self._stored_name)
+            for name in others:
+                if name.endswith(HEADS_APART):
+                    rows, columns = others[name]
+                    self.shapes[self.places[name].stored] = (config.num_heads, rows // config.num_heads, columns)
+        self.shapes |= {piece.stored: piece.shape for piece in self.pieces.values()}
+        for name, place in self.places.items():
+            if name.endswith("shared_router"):  # a row, which llama.cpp has as a vector
+                self.shapes[place.stored] = self.shapes[place.stored][1:]
+
+    def order(self, name: str, rows: int) -> torch.Tensor | None:
+        """Returns the order that makes so many rows in their place ours; None: they are."""
+        config = self._config
+        if config.latents is not None:
+            return latents_order(config.latents, name, rows)
+        in_part = config.rotated != config.head_dim and config.full_heads is None
+        if (self._architecture.permuted or in_part) and name.endswith(_ROTATED):
+            heads, neighbours = rows // config.head_dim, self._architecture.permuted
+            return halves_order(heads, config.head_dim, config.rotated, neighbours=neighbours)
+        return None
+
+    def _stored_name(self, name: str) -> tuple[str, int | None]:
+        """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
+        names = self._layer_names
+        if not name.startswith("layers."):
+            return names.get(f"top.{name}") or TOP_NAMES[name], None
+        _, layer, part = name.split(".", 2)
+        if not part.startswith("experts."):
+            return f"blk.{layer}.{names[part]}", None
+        _, expert, matrix = part.split(".")
+        return f"blk.{layer}.{names[f'experts.{matrix}']}", int(expert)
