@@ -25,7 +25,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 
 from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
-from tests.integration.worker_process import Worker, failed_start, rest, running_worker, threaded_worker
+from tests.integration.worker_process import Worker, failed_start, rest, threaded_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,7 +36,7 @@ PROMPT = [1, *range(20, 60)]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
     flags = ("--model-name=random", "--gateway", "--kv-cache-tokens=2048", f"--page-size={PAGE}")
-    async with running_worker(tmp_path_factory.mktemp("w"), "--model", str(random_llama), *flags) as worker:
+    async with threaded_worker(tmp_path_factory.mktemp("w"), "--model", str(random_llama), *flags) as worker:
         yield worker
 
 

@@ -18,7 +18,7 @@ from tandem.client import (
     WorkerState,
 )
 from tests import prepared
-from tests.integration.worker_process import running_worker
+from tests.integration.worker_process import threaded_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,7 +38,7 @@ async def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address(token: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     flags = [f"--model={DEMO}", "--kv-cache-tokens=4096", "--page-size=16", f"--admin-token-file={token}"]
-    async with running_worker(tmp_path_factory.mktemp("worker"), *flags) as worker:
+    async with threaded_worker(tmp_path_factory.mktemp("worker"), *flags) as worker:
         yield worker.address
 
 

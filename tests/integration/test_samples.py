@@ -10,7 +10,7 @@ import pytest
 
 from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
-from tests.integration.worker_process import Answer, Worker, greedy, running_worker
+from tests.integration.worker_process import Answer, Worker, greedy, threaded_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -203,7 +203,7 @@ async def test_a_draft_model_saves_passes_and_changes_no_bit(worker: Worker, ran
     request = sampled(7, max_tokens=60)
     plain = await worker.generate(request)
     flags = (f"--model={random_llama}", f"--draft-model={random_llama}", "--page-size=16", "--speculate=always")
-    async with running_worker(tmp_path, *flags) as drafting:
+    async with threaded_worker(tmp_path, *flags) as drafting:
         drafted = await drafting.generate(request)  # four drafts at once are the default beside a draft model
     assert drafted.ids == plain.ids
     assert drafted.logprobs == plain.logprobs, "not the same bits"

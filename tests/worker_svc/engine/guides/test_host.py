@@ -171,7 +171,7 @@ def test_a_compilation_that_nobody_waits_for_is_ended():
 
 
 def test_what_takes_too_much_processor_time_is_refused_and_a_stopped_process_is_not():
-    host = make_host(compile_seconds=0.3, mask_seconds=0.3, starved_seconds=10.0)
+    host = make_host(compile_seconds=0.3, mask_seconds=0.3, starved_seconds=5.0)
     try:
         heard = Heard(host)
         host.compile(1, Guide("regex", SLOW_COMPILE), b"", "")
