@@ -18,6 +18,7 @@ from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.formats.byte_alphabet import ALPHABET
 from tandem.worker.convert.byte_pairs import CUTS, merges_of_ranks
 from tandem.worker.convert.run import convert
+from tests.exhaustive import some
 from tests.worker_svc.model.llama_folders import random_llama
 
 PYTHON = os.environ.get("TANDEM_LLAMA_CPP_PYTHON", sys.executable)
@@ -37,11 +38,14 @@ def trained(pre: str, corpus: str) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=whole_words))
     if pre == "gpt-2":
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    elif pre == "starcoder":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     else:
         split = pre_tokenizers.Split(Regex(cut), "isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    if pre == "qwen2":
+    if pre.startswith("qwen"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -58,7 +62,7 @@ def trained(pre: str, corpus: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=some(NAMES, "llama-bpe", "qwen2", "gpt-2", "starcoder"))
 def both(request: pytest.FixtureRequest, tmp_path: Path, shared_data: Path) -> tuple[tokenizers.Tokenizer, Path]:
     """A tokenizer, and the GGUF file into which its folder was converted."""
     corpus = (shared_data / "corpus/tinyshakespeare.txt").read_text()[:40_000]

@@ -60,7 +60,7 @@ def test_of_the_demo_model(repository: Path) -> None:
     assert (config["bos_token"], config["eos_token"], config["add_bos_token"]) == ("<s>", "</s>", True)
 
 
-@pytest.mark.parametrize("name", ["llama-spm", "stories260K", "gpt-2", "llama-bpe"])
+@pytest.mark.parametrize("name", ["llama-spm", "stories260K", "gpt-2", "starcoder", "llama-bpe"])
 def test_of_gguf_vocabularies(shared_data: Path, name: str) -> None:
     file = shared_data / "vocabularies" / f"ggml-vocab-{name}.gguf"
     prose = (shared_data / "corpus" / "botchan.txt").read_text()[:20_000]

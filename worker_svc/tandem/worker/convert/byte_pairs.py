@@ -19,8 +19,22 @@ _LLAMA3_RANKS, _LLAMA3_SPECIALS = 128_000, 256
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_MARKED_WORDS = (  # of Qwen3.5: marks belong to words
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT2, GPT2_DIGITS = "GPT-2", "GPT-2, each digit apart"  # which are no pattern in a tokenizer.json
+DIGITS = {"type": "Digits", "individual_digits": True}
 # How text is cut, and whether words that are tokens are taken whole -> llama.cpp's name for both.
-CUTS = {(_WORDS % "{1,3}", True): "llama-bpe", (_WORDS % "", False): "qwen2", ("GPT-2", False): "gpt-2"}
+CUTS = {
+    (_WORDS % "{1,3}", True): "llama-bpe",
+    (_WORDS % "{1,3}", False): "smaug-bpe",
+    (_WORDS % "", False): "qwen2",
+    (_MARKED_WORDS, False): "qwen35",
+    (GPT2, False): "gpt-2",
+    (GPT2_DIGITS, False): "starcoder",
+}
+_NORMALIZED = ("qwen2", "qwen35")  # to NFC, which llama.cpp leaves out
 
 
 def _alphabet() -> str:
@@ -147,14 +161,16 @@ def _pre(content: Mapping[str, Any], whole_words: bool) -> str:
     if steps[-1]["type"] != "ByteLevel":
         raise UnknownTokenizerError("it does not work on bytes")
     if len(steps) == 1 and steps[0].get("use_regex", True):
-        cut: str | None = "GPT-2"
+        cut: str | None = GPT2
+    elif len(steps) == 2 and steps[0] == DIGITS and steps[1].get("use_regex", True):
+        cut = GPT2_DIGITS
     elif len(steps) == 2 and steps[0]["type"] == "Split" and not steps[1].get("use_regex", True):
         cut = steps[0]["pattern"].get("Regex")
     else:
         cut = None
     normalizer = content.get("normalizer")
     pre = CUTS.get((cut or "", whole_words)) if not steps[-1].get("add_prefix_space") else None
-    if pre is None or (normalizer is not None and (pre, normalizer.get("type")) != ("qwen2", "NFC")):
+    if pre is None or (normalizer is not None and (pre not in _NORMALIZED or normalizer.get("type") != "NFC")):
         raise UnknownTokenizerError(f"it cuts text in a way that is none of {', '.join(CUTS.values())}")
     return pre
 

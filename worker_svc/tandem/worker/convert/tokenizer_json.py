@@ -25,7 +25,7 @@ from typing import Any
 from tandem.common.gguf import GgufError, are_parts, read_metadata
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.special_ids import protobuf_fields
-from tandem.worker.convert.byte_pairs import CUTS, UnknownTokenizerError
+from tandem.worker.convert.byte_pairs import CUTS, DIGITS, GPT2, GPT2_DIGITS, UnknownTokenizerError
 from tandem.worker.convert.tokenizers import TOKENIZER_FILES, gguf_vocabulary
 
 JSON_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
@@ -153,13 +153,14 @@ def _of_merges(keys: Mapping[str, Any], texts: Sequence[str], kinds: Sequence[in
     if pre not in known:
         raise UnknownTokenizerError(f"it cuts text as {pre!r} does; known are {', '.join(known)}")
     cut, whole = known[pre]
-    by_words = cut == "GPT-2"
+    by_words = cut in (GPT2, GPT2_DIGITS)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": by_words}
     split = {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+    first = DIGITS if by_words else split
     merges = [bytes(merge).decode().split(" ") for merge in keys.get("tokenizer.ggml.merges", ())]
     return {
         "normalizer": None,
-        "pre_tokenizer": level if by_words else {"type": "Sequence", "pretokenizers": [split, level]},
+        "pre_tokenizer": level if cut == GPT2 else {"type": "Sequence", "pretokenizers": [first, level]},
         "decoder": level,
         "model": _model(texts, merges, ignore_merges=whole),
     }
