@@ -302,6 +302,7 @@ def test_large_models_are_cut_into_files_with_an_index(tmp_path: Path, monkeypat
         ("llama with biases", "meta", "this is llama with biases"),
         ("mistral", "gguf", "described: llama.attention.sliding_window is set"),
         ("qwen3 moe", "gguf", "qwen3moe architecture cannot have experts.normalized False"),
+        ("qwen3 moe, normalized, one layer dense", "gguf", r"cannot have experts.dense_layers \(1,\)"),
         ("yarn, all said", "gguf", "cannot have rope_scaling.truncate False"),
         ("smollm3, layers that are listed", "gguf", r"cannot have unrotated_layers \(0, 2, 4, 6\)"),
         ("gemma2", "gguf", "cannot have attention_multiplier"),

@@ -17,9 +17,10 @@ import torch
 from tandem.common.gguf import ARRAY, DEFAULT_ALIGNMENT, MAGIC, STRING, read_raw
 from tandem.worker.checkpoints.checkpoint import CheckpointError
 from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES
-from tandem.worker.checkpoints.gguf_config import LONGROPE, ROPE_DIVISORS
+from tandem.worker.checkpoints.gguf_config import LONGROPE, ROPE_DIVISORS, read_config
 from tandem.worker.checkpoints.gguf_file import GgufCheckpoint
 from tandem.worker.checkpoints.gguf_layout import GgufLayout
+from tandem.worker.checkpoints.gguf_parts import open_files
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.byte_pairs import UnknownTokenizerError
 from tandem.worker.convert.comparison import difference
@@ -81,7 +82,7 @@ def write_gguf(source: Source, path: Path) -> None:
             raw = torch.tensor(numbers, dtype=torch.float32).view(torch.uint8)
             write_at(file, len(header) + tensors[name].offset, iter([raw]))
         file.flush()
-        _read_back(path, said, kind)
+        _read_back(path, said, kind, vectors)
         reserve(file, size)
         for name, tensor in source.tensors():
             part = _part(config, layout, name, len(tensor))
@@ -94,15 +95,17 @@ def write_gguf(source: Source, path: Path) -> None:
         flush(file)
 
 
-def _read_back(path: Path, said: ModelConfig, kind: str) -> None:
+def _read_back(path: Path, said: ModelConfig, kind: str, vectors: Mapping[str, tuple[float, ...]]) -> None:
     """Raises ConvertError where a reader would make another model of the header, the name of which is not looked at."""
     try:
-        again = GgufCheckpoint(path).config
+        files = open_files(path, lambda key: not key.startswith("tokenizer."))
+        again, _ = read_config(path, files, lambda name: vectors.get(name, ()))
+        if found := difference(said, replace(again, architecture=said.architecture)):
+            raise ConvertError(f"GGUF's {kind} architecture cannot have {found}, as this {said.architecture} has")
+        GgufCheckpoint(path)  # the tensors, behind the config whose differences explain what is missing among them
     except CheckpointError as error:
         problem = str(error).removeprefix(f"{path}: ")
         raise ConvertError(f"{said.architecture} cannot be described: {problem}") from error
-    if found := difference(said, replace(again, architecture=said.architecture)):
-        raise ConvertError(f"GGUF's {kind} architecture cannot have {found}, as this {said.architecture} has")
 
 
 def write_vocabulary(metadata: Mapping[str, bytes], path: Path) -> None:
