@@ -1,6 +1,7 @@
 """Writes a GGUF file as llama.cpp expects it: matrices in one dtype; vectors, biases and routers in float32.
 
-The tokenizer goes along when the source is a GGUF file or has a SentencePiece `tokenizer.model`.
+Keys: `gguf_keys.py`. Where tensors go: the reader's `gguf_layout.py`, backwards. The header is read back before any
+weights are written, so that nothing is said that is not so. Tokenizers: `tokenizers.py`.
 """
 
 from __future__ import annotations
