@@ -82,84 +82,141 @@ static Ahead asked(const Attention *a, int which, int64_t first) {
     return ahead;
 }
 
+// What is known of a piece of work between two pages: its queries, what is added up for them, the greatest score of each
+// and the sum of their weights.
+typedef struct {
+    float *q, *o, *m, *l, *q_step;
+    int16_t *few_q;
+} Piece;
+
+INLINE int64_t wide_of(int64_t d) { return (d + 15) / 16 * 16; }
+
+// Numbers of a piece, and of what is only needed within a page.
+INLINE int64_t numbers_of(int64_t rows, int64_t d) { return rows * (2 * d + 3 + wide_of(d) / 2); }
+
+INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {
+    const int64_t width = (size + 7) / 8 * 8;
+    return rows * (width + 1 + width / 2) + size * d;
+}
+
+static Piece piece(float *room, int64_t rows, int64_t d) {
+    float *o = room + rows * d, *m = o + rows * d, *l = m + rows, *q_step = l + rows;
+    const Piece of = {room, o, m, l, q_step, (int16_t *)(q_step + rows)};
+    return of;
+}
+
+INLINE int digits_in(const Attention *a) { return a->format == INT8 || a->format == INT6; }
+
+INLINE float bias_of(const Attention *a) { return a->format == FP8 ? FLOAT8_BIAS : 1; }
+
 // `head` counts pieces of work.
-static void attend(const Attention *a, const int32_t *block, int64_t head, float *room) {
-    const int64_t d = a->head_dim, kv_head = head / a->shares, size = a->page_size, width = (size + 7) / 8 * 8;
-    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, wide = (d + 15) / 16 * 16;
-    const int64_t heads = a->kv_heads * a->shares * a->group;
-    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
-    const int digits = a->format == INT8 || a->format == INT6, few = rows <= FEW;
-    const int64_t chunk = one || few ? size : CHUNK;
-    const int32_t *pages = a->tables + block[3] * a->width;
-    float *q = room, *o = q + rows * d, *s = o + rows * d, *m = s + rows * width, *l = m + rows;
-    float *q_step = l + rows, *w_step = q_step + rows, *tiles = w_step + rows;
-    int8_t *key_digits = (int8_t *)tiles, *value_digits = key_digits + size * d;
-    int16_t *few_q = (int16_t *)(tiles + size * d), *weights = few_q + rows * wide;
-    const float bias = a->format == FP8 ? FLOAT8_BIAS : 1;
-    const __m256 scale = _mm256_set1_ps(a->scale * bias);
-    const Floats *stored = FORMATS[a->format], *floats = few ? stored : &fp32;
-    const Vector plain = {tiles, 0};
+static void begin(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
+    const __m256 scale = _mm256_set1_ps(a->scale * bias_of(a));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         for (int64_t i = 0; i < d; i += 8)
-            _mm256_storeu_ps(q + row * d + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
-        if (digits) {
-            q_step[row] = to_16_bits(q + row * d, d, few_q + row * wide);
-            memset(few_q + row * wide + d, 0, (size_t)(wide - d) * sizeof(int16_t));
+            _mm256_storeu_ps(to->q + row * d + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
+        if (digits_in(a)) {
+            to->q_step[row] = to_16_bits(to->q + row * d, d, to->few_q + row * wide);
+            memset(to->few_q + row * wide + d, 0, (size_t)(wide - d) * sizeof(int16_t));
         }
-        m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY, l[row] = a->sinks ? 1 : 0;
+        to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY;
+        to->l[row] = a->sinks ? 1 : 0;
     }
-    memset(o, 0, (size_t)(rows * d) * sizeof(float));
-    const int64_t oldest = oldest_seen(a->window, position);
-    for (int64_t start = oldest / size * size; start < position + tokens; start += size) {
-        const int64_t left = position + tokens - start, keys = left < size ? left : size;
-        const int64_t looked_at = (keys + 7) / 8 * 8, first = (pages[start / size] * a->kv_heads + kv_head) * size;
-        const int64_t after = left > size ? (pages[start / size + 1] * a->kv_heads + kv_head) * size : first;
-        const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
-        const int8_t *few_k = 0;
-        Ahead ahead = one ? asked(a, 0, after) : asked(a, 1, first);
-        if (digits) {
-            few_k = digits_of(a, 0, first, keys, key_digits);
+    memset(to->o, 0, (size_t)(rows * d) * sizeof(float));
+}
+
+// One page, from position `start` on. What is at `after` is asked for meanwhile.
+static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of, int64_t start,
+                    int64_t after, float *room) {
+    const int64_t d = a->head_dim, size = a->page_size, width = (size + 7) / 8 * 8;
+    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, wide = wide_of(d);
+    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    const int digits = digits_in(a), few = rows <= FEW;
+    const int64_t chunk = one || few ? size : CHUNK, left = position + tokens - start, keys = left < size ? left : size;
+    const int64_t looked_at = (keys + 7) / 8 * 8;
+    const int64_t first = (a->tables[block[3] * a->width + start / size] * a->kv_heads + kv_head) * size;
+    const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
+    const Floats *stored = FORMATS[a->format], *floats = few ? stored : &fp32;
+    float *s = room, *w_step = s + rows * width, *tiles = w_step + rows;
+    int8_t *key_digits = (int8_t *)tiles, *value_digits = key_digits + size * d;
+    int16_t *weights = (int16_t *)(tiles + size * d);
+    const Vector plain = {tiles, 0};
+    const int8_t *few_k = 0;
+    Ahead ahead = one ? asked(a, 0, after) : asked(a, 1, first);
+    if (digits) {
+        few_k = digits_of(a, 0, first, keys, key_digits);
 #define CALL(R)                                                                                                        \
-    score_digits(R, few_q + row * wide, wide, q_step + row, few_k, k_scale, d, keys, s + row * width, width, &ahead)
-            BY_ROWS(rows, 3, CALL)
+    score_digits(R, of->few_q + row * wide, wide, of->q_step + row, few_k, k_scale, d, keys, s + row * width, width,   \
+                 &ahead)
+        BY_ROWS(rows, 3, CALL)
 #undef CALL
-        } else
-            for (int64_t key = 0; key < keys; key += chunk) {
-                const int64_t some = keys - key < chunk ? keys - key : chunk;
-                const Vector k = vectors(a, 0, first + key);
-                if (!few) stored->make_plain(k, d, some, tiles);
-                floats->scores(q, few ? k : plain, d, rows, some, s + key, width, &ahead);
-            }
-        for (int64_t row = 0; row < rows; row++) {
-            const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
-            const int64_t oldest_here = oldest_seen(a->window, place);
-            const int64_t begin = oldest_here > start ? oldest_here - start : 0;
-            if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
-            soften(s + row * width, looked_at, begin, last, o + row * d, d, m + row, l + row);
-            if (digits) w_step[row] = scaled_weights(s + row * width, keys, looked_at, v_scale, weights + row * width);
+    } else
+        for (int64_t key = 0; key < keys; key += chunk) {
+            const int64_t some = keys - key < chunk ? keys - key : chunk;
+            const Vector k = vectors(a, 0, first + key);
+            if (!few) stored->make_plain(k, d, some, tiles);
+            floats->scores(of->q, few ? k : plain, d, rows, some, s + key, width, &ahead);
         }
-        if (!one) ahead = asked(a, 0, after);
-        if (digits) {
-            const int8_t *few_v = one ? few_k : digits_of(a, 1, first, keys, value_digits);
-#define CALL(R)                                                                                                        \
-    add_digits(R, weights + row * width, width, w_step + row, few_v, d, a->value_dim, keys, o + row * d, &ahead)
-            BY_ROWS(rows, 6, CALL)
-#undef CALL
-        } else
-            for (int64_t key = 0; key < keys; key += chunk) {
-                const int64_t some = keys - key < chunk ? keys - key : chunk;
-                const Vector v = vectors(a, 1, first + key);
-                if (!few && !one) stored->make_plain(v, d, some, tiles);
-                floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, o, &ahead);
-            }
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
+        const int64_t oldest_here = oldest_seen(a->window, place);
+        const int64_t begins = oldest_here > start ? oldest_here - start : 0;
+        if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
+        soften(s + row * width, looked_at, begins, last, of->o + row * d, d, of->m + row, of->l + row);
+        if (digits) w_step[row] = scaled_weights(s + row * width, keys, looked_at, v_scale, weights + row * width);
     }
+    if (!one) ahead = asked(a, 0, after);
+    if (digits) {
+        const int8_t *few_v = one ? few_k : digits_of(a, 1, first, keys, value_digits);
+#define CALL(R)                                                                                                        \
+    add_digits(R, weights + row * width, width, w_step + row, few_v, d, a->value_dim, keys, of->o + row * d, &ahead)
+        BY_ROWS(rows, 6, CALL)
+#undef CALL
+    } else
+        for (int64_t key = 0; key < keys; key += chunk) {
+            const int64_t some = keys - key < chunk ? keys - key : chunk;
+            const Vector v = vectors(a, 1, first + key);
+            if (!few && !one) stored->make_plain(v, d, some, tiles);
+            floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, of->o, &ahead);
+        }
+}
+
+static void end(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const __m256 whole = _mm256_set1_ps(l[row] / bias);
+        const __m256 whole = _mm256_set1_ps(of->l[row] / bias_of(a));
         for (int64_t i = 0; i < d; i += 8)
-            _mm256_storeu_ps(to + i, _mm256_div_ps(_mm256_loadu_ps(o + row * d + i), whole));
+            _mm256_storeu_ps(to + i, _mm256_div_ps(_mm256_loadu_ps(of->o + row * d + i), whole));
     }
+}
+
+// Pieces from `from` to `to` of a block, together: page by page, whose heads lie side by side.
+static void attend(const Attention *a, const int32_t *block, int64_t from, int64_t to, float *room) {
+    const int64_t size = a->page_size, rows = block[1] * a->group, beyond = block[2] + block[1];
+    const int32_t *pages = a->tables + block[3] * a->width;
+    float *rest = room + (to - from) * numbers_of(rows, a->head_dim);
+    Piece pieces[TOGETHER];
+    for (int64_t head = from; head < to; head++) {
+        pieces[head - from] = piece(room + (head - from) * numbers_of(rows, a->head_dim), rows, a->head_dim);
+        begin(a, block, head, pieces + head - from);
+    }
+    for (int64_t start = oldest_seen(a->window, block[2]) / size * size; start < beyond; start += size)
+        for (int64_t head = from; head < to; head++) {
+            // What comes next: the next head of this page, or the first one of the next page.
+            const int ends = head + 1 == to, next = ends && start + size < beyond;
+            const int64_t page = pages[start / size + next], beside = ends ? next ? from : head : head + 1;
+            const int64_t after = (page * a->kv_heads + beside / a->shares) * size;
+            look_at(a, block, head / a->shares, pieces + head - from, start, after, rest);
+        }
+    for (int64_t head = from; head < to; head++) end(a, block, head, pieces + head - from);
+}
+
+INLINE int64_t at_once(int64_t rows, int64_t pieces) {
+    const int64_t most = rows <= ROWS_TOGETHER ? TOGETHER : 1;
+    return pieces < most ? pieces : most;
 }
 
 // `most` is the largest number of tokens in a block. Returns 0, or 1 without memory.
@@ -186,8 +243,10 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          scale,
                          cap,
                          sinks};
-    const int64_t rows = most * group, width = (page_size + 7) / 8 * 8, wide = (head_dim + 15) / 16 * 16;
-    const int64_t numbers = rows * (2 * head_dim + width + 4 + (wide + width) / 2) + page_size * head_dim;
+    const int64_t rows = most * group, pieces = kv_heads * shares, share = (pieces + threads - 1) / threads;
+    const int64_t several = at_once(ROWS_TOGETHER, share) * (rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER);
+    const int64_t numbers = numbers_of(several > rows ? several : rows, head_dim) + room_of(rows, head_dim, page_size);
+    const int64_t parts = (pieces + share - 1) / share;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -197,8 +256,13 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
             failed = 1;
         }
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t job = 0; job < count * kv_heads * shares; job++)
-            if (room) attend(&a, blocks + job / (kv_heads * shares) * 6, job % (kv_heads * shares), room);
+        for (int64_t job = 0; job < count * parts; job++) {
+            const int32_t *block = blocks + job / parts * 6;
+            const int64_t first = job % parts * share, last = first + share < pieces ? first + share : pieces;
+            const int64_t step = at_once(block[1] * group, share);
+            for (int64_t head = first; room && head < last; head += step)
+                attend(&a, block, head, head + step < last ? head + step : last, room);
+        }
         free(room);
     }
     return failed;

@@ -22,9 +22,12 @@ typedef struct {
 
 #define QUERIES 3  // with KEYS sums each
 #define KEYS 4
-#define OUTPUTS 6  // with 2 vectors each
-#define COLUMNS 8  // vectors at most, of one row
-#define CHUNK 16   // keys that are made plain at once: with what is computed of them they stay in the first cache
+#define OUTPUTS 6    // with 2 vectors each
+#define COLUMNS 8    // vectors at most, of one row
+#define TOGETHER 16  // pieces of work that are done at once, page by page
+#define ROWS_TOGETHER                                                                                                  \
+    17            // so many rows of each are too many for that: what is known of them would leave the second cache
+#define CHUNK 16  // keys that are made plain at once: with what is computed of them they stay in the first cache
 
 // What is read next. The processor sees by itself only what follows within 4 KiB, and a head has as little of a page.
 // To the second cache: the first one is full of what is computed with.
