@@ -73,7 +73,8 @@ LIGHT = {  # modules that are loaded without these
     "tokenizer.answers.parser": "torch grpc",
     "worker.front.server": "torch",
     # The first engine's process is started behind these, and while settings are read it imports torch.
-    "worker.__main__": "torch grpc google numpy prometheus_client pydantic zmq",
+    "client.cli client.__main__": "asyncio grpc google numpy prometheus_client rich typer",  # and the worker behind it
+    "worker.__main__": "asyncio torch grpc google msgspec numpy prometheus_client pydantic zmq",
     "worker.settings": "torch grpc google numpy prometheus_client zmq",
     "worker.engine.process.main": "torch grpc prometheus_client",
     "worker.engine.scheduler worker.engine.integrity worker.engine.outcome worker.engine.fork": "torch grpc",

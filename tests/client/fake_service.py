@@ -22,7 +22,14 @@ STUBBORN_CHILD = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_
 
 
 def main(service: str) -> None:
-    flags = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
+    arguments = sys.argv[1:]
+    if arguments == ["--arguments-from-stdin"]:
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            line = stdin.readline()
+        if not line:
+            return
+        arguments = json.loads(line)
+    flags = dict(argument[2:].partition("=")[::2] for argument in arguments)
     behaviour = os.environ.get(f"FAKE_{service.upper()}", "").split()
     print(f"fake {service} starts {json.dumps(flags)}", file=sys.stderr, flush=True)
     if "fail" in behaviour:

@@ -19,7 +19,7 @@ from tandem.client.bench.load import Load, Record, limited
 from tandem.client.bench.report import QUANTILES, TIMES, Run
 from tandem.client.bench.targets import Answered, Question, Refused
 from tandem.client.bench.workload import Conversation, MadeUp, Turn, from_file
-from tandem.client.cli import make_app
+from tandem.client.cli.app import make_app
 
 
 def test_lengths_have_the_distribution_that_was_asked_for():

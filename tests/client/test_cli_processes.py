@@ -126,6 +126,18 @@ def test_run_streams_the_completion_and_leaves_nothing(command: Callable[..., Co
     assert '"tokenizer": "a-model-with-spaces=' in run.stderr
 
 
+@pytest.mark.parametrize("arguments", [["--unknown"], ["--model", "nowhere"], ["Hello", "--top-k", "many"]])
+def test_the_worker_that_run_begins_before_all_else_goes_where_it_is_not_needed(
+    command: Callable[..., Command], arguments: list[str]
+) -> None:
+    run = command("run", *arguments)
+    while not run.seen and run.process.poll() is None:
+        run.look()
+    assert [process.is_running() for process in run.seen] == [True]
+    assert run.end() in (1, 2)
+    assert not run.survivors()
+
+
 def test_chat_starts_what_it_needs_and_leaves_nothing(command: Callable[..., Command], model: str) -> None:
     chat = command("chat", "Hello", "--model", model, "--verbose", "--stats")
     chat.wait_for("fake worker serves")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tandem.client.cli import make_app
+from tandem.client.cli.app import make_app
 
 
 def tandem(*arguments: str | Path) -> Result:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -296,3 +298,16 @@ def test_a_tokenizer_service_that_does_not_come_ends_the_start(random_llama: Pat
     code, stderr = failed_start("--model", str(random_llama), *flags)
     assert code == 1
     assert "127.0.0.1:1" in stderr
+
+
+def test_a_worker_that_is_told_no_arguments_leaves_with_its_engine(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tandem.worker", "--arguments-from-stdin"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as worker:
+        while not (children := psutil.Process(worker.pid).children()):
+            assert worker.poll() is None
+        assert worker.stdin is not None
+        worker.stdin.close()
+        assert worker.wait(60) == 0
+    assert not any(child.is_running() for child in children)
+    assert not list(tmp_path.iterdir())

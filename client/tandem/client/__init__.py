@@ -8,135 +8,27 @@ with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
             print(chunk.text, end="", flush=True)
 """
 
-from tandem.client.account import FinishReason, Usage
-from tandem.client.answers import AnswerEvent, ContentEvent, ReasoningEvent, ToolCall, ToolCallEvent
-from tandem.client.async_client import AsyncClient
-from tandem.client.async_stream import AsyncStream
-from tandem.client.batches import BatchEvent
-from tandem.client.calling import ToolChoice
-from tandem.client.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    CancelledError,
-    ClientClosedError,
-    ConfigurationError,
-    DataLossError,
-    DeadlineExceededError,
-    FailedPreconditionError,
-    FieldViolation,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    OutOfRangeError,
-    PermissionDeniedError,
-    QuarantinedError,
-    ResourceExhaustedError,
-    ResultNotReadyError,
-    StatusError,
-    TandemError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnimplementedError,
-    UnknownError,
-)
-from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex, StructuralTag
-from tandem.client.operators import WorkerLoad, WorkerState
-from tandem.client.params import GenerateOptions, StoppingParams
-from tandem.client.reasoning import Reasoning
-from tandem.client.sampling_params import SamplingParams
-from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings
-from tandem.client.sync_client import Client, Stream
-from tandem.client.types import (
-    ChatEncoding,
-    ChatMessage,
-    Chunk,
-    Conversation,
-    Encoding,
-    GenerationResult,
-    Message,
-    ModelInfo,
-    Output,
-    Prompt,
-    PromptLogprobs,
-    Segment,
-    SpecialToken,
-    TextInput,
-    Timings,
-    TokenizerInfo,
-    ToolRun,
-    TopLogprobs,
-    Vocabulary,
-)
+from __future__ import annotations
 
-__all__ = [
-    "AbortedError",
-    "AlreadyExistsError",
-    "AnswerEvent",
-    "AsyncClient",
-    "AsyncStream",
-    "BatchEvent",
-    "CancelledError",
-    "ChatEncoding",
-    "ChatMessage",
-    "Choices",
-    "Chunk",
-    "Client",
-    "ClientClosedError",
-    "ConfigurationError",
-    "ConnectionSettings",
-    "ContentEvent",
-    "Conversation",
-    "Credentials",
-    "DataLossError",
-    "DeadlineExceededError",
-    "Encoding",
-    "FailedPreconditionError",
-    "FailoverSettings",
-    "FieldViolation",
-    "FinishReason",
-    "GenerateOptions",
-    "GenerationResult",
-    "Grammar",
-    "Guide",
-    "InternalError",
-    "InvalidArgumentError",
-    "JsonSchema",
-    "Message",
-    "ModelInfo",
-    "NotFoundError",
-    "OutOfRangeError",
-    "Output",
-    "PermissionDeniedError",
-    "Prompt",
-    "PromptLogprobs",
-    "QuarantinedError",
-    "Reasoning",
-    "ReasoningEvent",
-    "Regex",
-    "ResourceExhaustedError",
-    "ResultNotReadyError",
-    "SamplingParams",
-    "Segment",
-    "SpecialToken",
-    "StatusError",
-    "StoppingParams",
-    "Stream",
-    "StructuralTag",
-    "TandemError",
-    "TextInput",
-    "Timings",
-    "TokenizerInfo",
-    "ToolCall",
-    "ToolCallEvent",
-    "ToolChoice",
-    "ToolRun",
-    "TopLogprobs",
-    "UnauthenticatedError",
-    "UnavailableError",
-    "UnimplementedError",
-    "UnknownError",
-    "Usage",
-    "Vocabulary",
-    "WorkerLoad",
-    "WorkerState",
-]
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.client.interface import *  # noqa: F403  (type checkers see what it has)
+else:
+
+    def __getattr__(name: str) -> object:
+        """Imports all there is when something is asked for: the command line starts processes before."""
+        if name.startswith("__") and name != "__all__":  # what tools look for in every module
+            raise AttributeError(name)
+        if find_spec(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
+        interface = import_module("tandem.client.interface")
+        globals().update({each: getattr(interface, each) for each in ("__all__", *interface.__all__)})
+        if name not in globals():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return [*globals(), *import_module("tandem.client.interface").__all__]

@@ -1,27 +1,40 @@
-"""`python -m tandem.worker --model PATH`: the inference worker."""
+"""`python -m tandem.worker --model PATH`: the inference worker.
+
+`python -m tandem.worker --arguments-from-stdin` starts its engine and waits for the arguments: a line of standard input
+with a JSON list. Without such a line it leaves.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from tandem.worker.engine.process.child import EngineChild
 
+_FROM_STDIN = "--arguments-from-stdin"
 _TELLING = {"-h", "--help", "--version"}  # flags that start nothing
 
 
 def main() -> int:
     """Runs the worker until it is told to stop; returns the exit code."""
     gc.disable()  # until all is imported, which stays: looking for what could go takes a tenth of that time
-    child = _first_engine(sys.argv[1:])
+    arguments = sys.argv[1:]
+    child = _first_engine(arguments)
+    if arguments == [_FROM_STDIN]:
+        line = _first_line()
+        if not line:
+            _end(child)
+            return 0
+        arguments = json.loads(line)
     # The engine's process imports what it needs meanwhile.
     from tandem.common.settings import load_settings
     from tandem.worker.settings import WorkerSettings
 
     try:
-        settings = load_settings(WorkerSettings, sys.argv[1:])
+        settings = load_settings(WorkerSettings, arguments)
     except BaseException:  # also SystemExit
         _end(child)
         raise
@@ -37,6 +50,12 @@ def main() -> int:
     gc.freeze()
     gc.enable()
     return run_service(WorkerService(settings, child), settings)
+
+
+def _first_line() -> bytes:
+    """Reads a line of standard input and nothing behind it, whose end somebody else waits for."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        return stdin.readline()
 
 
 def _first_engine(arguments: Sequence[str]) -> EngineChild | None:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from tandem.client.cli.services import child_environment
+from tandem.client.cli.spawning import child_environment
 from tandem.client.cli.terminal import CommandError, Stopped, amount, errors, output, reporting_errors
 
 Report = dict[str, Any]

@@ -8,25 +8,22 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.client.cli.models_at_hand import pulled
+from tandem.client.cli.spawning import begin
 from tandem.client.cli.terminal import CommandError, Stopped, announce
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.02
-# Settings of a service that our own start must decide; the environment may mean another instance.
-_OURS = ("ADDRESS", "ADDRESS_FILE", "CONFIG", "EXIT_WHEN_STDIN_CLOSES", "HOST", "PORT", "METRICS_HOST", "METRICS_PORT")
 
 Line = Callable[[str, str], None]  # (service, line of its log)
 
@@ -39,23 +36,7 @@ class ServiceProcess:
         self.address_file = folder / f"{name}.json"
         self._on_line = on_line
         self._last_lines: deque[str] = deque(maxlen=20)
-        command = [
-            sys.executable,
-            "-P",  # a folder that happens to be called tandem where we stand is not ours
-            "-m",
-            module,
-            *arguments,
-            f"--address-file={self.address_file}",
-            "--exit-when-stdin-closes",
-        ]
-        self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and modules)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=child_environment(os.environ),
-        )
+        self._process = begin(module, [*arguments, f"--address-file={self.address_file}", "--exit-when-stdin-closes"])
         self._reader = threading.Thread(target=self._read, name=f"{name} log", daemon=True)
         self._reader.start()
 
@@ -313,12 +294,6 @@ def interruptible(work: Coroutine[Any, Any, T], on_interrupt: Callable[[], bool]
         return task.result()
 
     return asyncio.run(guarded())
-
-
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns our environment without the settings that only we may set."""
-    dropped = {f"TANDEM_{service}_{name}" for service in ("TOKENIZER", "WORKER", "HTTP") for name in _OURS}
-    return {name: value for name, value in environment.items() if name not in dropped}
 
 
 def reachable(address: str) -> str:
