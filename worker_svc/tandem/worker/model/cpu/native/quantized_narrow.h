@@ -40,8 +40,9 @@ INLINE void load_table(const Product *p, __m256i table[2]) {
 
 // A small table, raised.
 INLINE __m256i raised_table(const int16_t *table) {
+    const int raised = small_table(table);  // once: a compiler takes bytes for what may be the table
     uint8_t bytes[32];
-    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)(table[i % 16] + small_table(table));
+    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)(table[i % 16] + raised);
     return _mm256_loadu_si256((const __m256i *)bytes);
 }
 
