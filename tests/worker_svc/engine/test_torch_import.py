@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from tandem.worker.engine.process import torch_import
 from tandem.worker.engine.process.torch_import import TRIED_WITH
 
 pytestmark = pytest.mark.skipif(
@@ -53,3 +55,10 @@ def test_what_only_tracing_needs_is_not_imported() -> None:
 
 def test_all_of_torch_is_there_when_it_is_asked_for() -> None:
     run(LESS + ALL)
+
+
+def test_no_part_of_an_engine_asks_for_what_is_missing_then() -> None:
+    worker = Path(torch_import.__file__).parents[2]
+    sources = [path for part in ("engine", "model") for path in (worker / part).rglob("*.py")]
+    assert len(sources) > 50
+    assert not [path.name for path in sources if "torch.Generator(" in path.read_text()]

@@ -139,12 +139,12 @@ class SelectingPlan:
 def scores_ignore_company(cache: KVCache, heads: int) -> bool:
     """Tells whether a page's scores by so many queries have the same bits whatever other pages are scored beside it: a
     library may choose another product for more of them."""
-    generator = torch.Generator().manual_seed(0)
+    draw = np.random.default_rng(0)  # not torch.Generator, which engines import without (`torch_import.py`)
     queries = -(-heads // ROW_MULTIPLE) * ROW_MULTIPLE
     for size, reader in cache.index_readers.items():
-        keys = torch.randn((_TRIED_PAGES, 1, cache.shape.page_size, size), generator=generator)
+        keys = torch.from_numpy(draw.standard_normal((_TRIED_PAGES, 1, cache.shape.page_size, size), dtype=np.float32))
         keys = keys.to(cache.shape.index_dtype)
-        rows = torch.randn((_TRIED_PAGES, queries, size), generator=generator)
+        rows = torch.from_numpy(draw.standard_normal((_TRIED_PAGES, queries, size), dtype=np.float32))
         alone = [_scored(reader, rows[page, None], keys, np.array([page])) for page in range(_TRIED_PAGES)]
         for count in (2, 3, 7, _TRIED_PAGES):
             for pages in (np.arange(count), np.arange(_TRIED_PAGES)[::-1][:count].copy()):
