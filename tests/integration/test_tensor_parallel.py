@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.worker.engine.request import Drafting, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
 from tests.integration.hostile_guides import SLOW, guides_processes
 from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker, service_process
+from tests.worker_svc.engine.test_own_head import answers, built
+from tests.worker_svc.model.heads import save_with_head
 from tests.worker_svc.model.llama_folders import some_ids
 from tests.worker_svc.model.test_architectures import MODELS, saved
 
@@ -153,6 +158,27 @@ async def test_ranks_share_layers_with_states(name: str, tmp_path: Path):
         for _ in range(2):  # once more, with what is cached
             answers = await asyncio.gather(*(worker.generate(greedy(ids, 24)) for ids in prompts))
             assert [answer.ids for answer in answers] == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "deepseek v3"])
+async def test_ranks_divide_the_models_own_head_and_guess_as_one(name: str, tmp_path: Path):
+    kind, changes = MODELS[name]
+    heads = "linear_num_value_heads" if name == "qwen3.5" else "num_key_value_heads"
+    sizes = {"num_attention_heads": 4, heads: 4, "vocab_size": 7}  # so few ids that some guesses are right
+    save_with_head(kind, tmp_path / "model", **changes | sizes)
+    prompts = [some_ids(7, length, seed) for seed, length in enumerate((9, 30, 2))]
+    one, expected = built(tmp_path / "model"), []
+    for number, ids in enumerate(prompts):
+        request = Request.make(number, np.array(ids), Sampling(temperature=0.0), Stopping(24))
+        request.drafting = Drafting(4, ngram=0)
+        expected.append([token for token, _ in answers(one, [request])[number]])
+    flags = ("--tensor-parallel=2", "--dtype=float32", "--page-size=8", "--draft-model=mtp", "--speculate=always")
+    async with running_worker(tmp_path, f"--model={tmp_path / 'model'}", *flags) as worker:
+        assert [(await worker.generate(greedy(ids, 24))).ids for ids in prompts] == expected
+        load, alone = await worker.settled(), one.engine.scheduler.statistics
+        guessed = (load.draft_tokens_proposed, load.draft_tokens_accepted)
+        assert guessed == (alone.draft_tokens_proposed, alone.draft_tokens_accepted)
+        assert alone.draft_tokens_accepted > 0
 
 
 async def test_an_engine_whose_rank_is_killed_ends_and_is_started_again(shared_data: Path, tmp_path: Path):

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from tandem.worker.checkpoints.hugging_face_heads import head_config
+from tandem.worker.checkpoints.heads import head_config
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine
@@ -21,6 +21,7 @@ from tandem.worker.engine.process.config import BuildError
 from tandem.worker.engine.request import Drafting, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.cuda.graphs import GraphedRunner
+from tandem.worker.model.head import HeadRunner
 from tandem.worker.model.runner import Work
 from tandem.worker.model.states import StateWork
 from tests.exhaustive import some
@@ -35,6 +36,9 @@ from tests.worker_svc.card.test_engine_on_a_card import (
     checkpoint,
     read_of_the_ids,
     some_requests,
+)
+from tests.worker_svc.card.test_engine_on_a_card import (
+    MODELS as OTHERS,
 )
 from tests.worker_svc.card.virtual_card import VirtualCard, absent
 
@@ -94,8 +98,9 @@ def test_prefixes_are_used_again_from_their_snapshots_and_drafts_change_no_answe
         assert_alike(on_card, next_turns(built("cpu", **fields)))
 
 
-def test_a_head_beside_the_model_guesses_and_changes_no_answer(card: VirtualCard) -> None:
-    model = MODELS["delta rule"]
+@pytest.mark.parametrize("kind", some(("delta rule", "latents"), "delta rule"))
+def test_a_head_beside_the_model_guesses_in_recorded_steps_and_changes_no_answer(kind: str, card: VirtualCard) -> None:
+    model = (MODELS | OTHERS)[kind]
     fields: dict[str, object] = {"model": model, "speculate": "always", "state_slots": 8, "draft_model": "mtp"}
 
     def requests() -> list[Request]:
@@ -104,14 +109,22 @@ def test_a_head_beside_the_model_guesses_and_changes_no_answer(card: VirtualCard
             request.drafting = Drafting(4, ngram=0)
         return wanted
 
+    replayed: list[int] = []
+
     def answered(device: str) -> tuple[Answers, int]:
         with patch.object(build, "open_head", lambda path: checkpoint(head_config(model))):
             engine = built(device, **fields)
+        drafting = engine.engine._draft_runner
+        assert isinstance(drafting, HeadRunner)
+        if isinstance(drafting._runner, GraphedRunner):
+            for rows, graph in drafting._runner._graphs.items():
+                wrapped = patch.object(graph, "replay", side_effect=graph.replay)
+                wrapped.start().side_effect = lambda rows=rows, replay=graph.replay: (replayed.append(rows), replay())
         got = answers(engine, requests())
         return got, engine.engine.scheduler.statistics.draft_tokens_accepted
 
     on_card, accepted = answered("cuda")
-    assert accepted and card.replays
+    assert accepted and {1, 2, 4} <= set(replayed)
     with absent():
         on_processor, as_often = answered("cpu")
     assert_alike(on_card, on_processor)

@@ -381,7 +381,8 @@ def test_any_history_gives_each_request_what_it_gets_alone(
             cache.hidden.fill_(50.0)
             head.follow(runner.model, cache.hidden)
             plain_format = kv_format("auto", getattr(torch, dtype))
-            guesser = HeadRunner(head, KVCache(CacheShape(head.config.cache_heads, pages, 8, plain_format), "cpu"))
+            head_shape = CacheShape(head.config.cache_heads, pages, 8, plain_format)
+            guesser = HeadRunner(ModelRunner(head, KVCache(head_shape, "cpu")), 64)
         # A stale number that was read would show.
         caches = cache, guesser.cache
         parts = [part for one in caches for layer in (*one.keys, *one.values) for part in layer]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import CheckpointError, open_head
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
-from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine.test_draft_model import save_llama
@@ -24,6 +24,10 @@ VOCABULARY = 7  # so few that drafts are accepted by chance
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": MODELS["qwen3.5"],
     "experts": ("Qwen3Next", HYBRID | SHARED_EXPERT),
+    "behind the model": MODELS["glm4 moe"],
+    "over latents": MODELS["deepseek v3"],
+    "over latents, other experts": MODELS["glm4 moe lite"],
+    "over latents that are chosen": MODELS["deepseek v3.2"],
 }
 
 
@@ -61,10 +65,12 @@ def answers(engine: BuiltEngine, requests: Sequence[Request]) -> dict[int, list[
     return got
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_guesses_what_the_reference_guesses_whatever_was_accepted_before(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "own_tables"), [*((kind, False) for kind in KINDS), ("behind the model", True)])
+def test_it_guesses_what_the_reference_guesses_whatever_was_accepted_before(
+    kind: str, own_tables: bool, tmp_path: Path
+) -> None:
     name, changes = KINDS[kind]
-    reference = save_with_head(name, tmp_path, **changes, vocab_size=VOCABULARY)
+    reference = save_with_head(name, tmp_path, own_tables=own_tables, **changes | {"vocab_size": VOCABULARY})
     engine = built(tmp_path, max_batch_tokens=16, max_running_requests=4)  # the head, too, computes prompts in pieces
     proposer = engine.engine._speculation.model
     assert proposer is not None
@@ -87,16 +93,20 @@ def test_it_guesses_what_the_reference_guesses_whatever_was_accepted_before(kind
     assert 10 < statistics.draft_tokens_accepted < statistics.draft_tokens_proposed - 10
 
 
-def test_what_it_guesses_right_is_accepted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "join"), [("dense", "mtp.fc"), ("over latents", "model.layers.3.eh_proj")])
+def test_what_it_guesses_right_is_accepted(kind: str, join: str, tmp_path: Path) -> None:
     """A model and a head that look at nothing but the last token guess the same."""
-    save_with_head("Qwen3_5Text", tmp_path, **MODELS["qwen3.5"][1])
+    name, changes = KINDS[kind]
+    save_with_head(name, tmp_path, **changes)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    for name, tensor in tensors.items():
-        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) or "norm" in name:
-            tensor.zero_()  # norms multiply by 1 + weight
-    size = len(tensors["mtp.fc.weight"])
-    tensors["mtp.fc.weight"] = torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1)
+    for stored, tensor in tensors.items():
+        if any(part in stored for part in ("o_proj.", "out_proj.", "down_proj.")):
+            tensor.zero_()
+        elif "norm" in stored:
+            tensor.fill_(0 if kind == "dense" else 1)  # those of Qwen3.5 multiply by 1 + weight
+    size = len(tensors[f"{join}.weight"])
+    tensors[f"{join}.weight"] = torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1)
     save_file(tensors, file, {"format": "pt"})
     engine = built(tmp_path)
     assert engine.draft_tokens == 4 and engine.draft_model == "mtp"
@@ -145,16 +155,25 @@ def test_a_folder_without_a_head_that_is_served_says_so(tmp_path: Path) -> None:
     save_file(missing, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"mtp\.fc\.weight is missing"):
         built(tmp_path / "two")
-    with pytest.raises(CheckpointError, match="Hugging Face's layout alone"):
+    with pytest.raises(CheckpointError, match="no such file or folder"):
         open_head(tmp_path / "nothing")
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "params.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="Meta's layout has no head"):
+        open_head(tmp_path / "meta")
 
 
-def test_it_is_served_by_one_rank_alone(tmp_path: Path) -> None:
-    from tandem.worker.engine.process.build import _head
-    from tandem.worker.model.cpu.operations import cpu_operations
-    from tandem.worker.model.parallel import Ranks
-
-    save_with_head("Qwen3_5Text", tmp_path, **MODELS["qwen3.5"][1])
-    config = EngineConfig(model=str(tmp_path), draft_model="mtp", tensor_parallel=2)
-    with pytest.raises(BuildError, match=r"one rank.*tensor_parallel is 2"):
-        _head(config, torch.device("cpu"), torch.float32, cpu_operations(), Ranks(size=2))
+def test_a_layer_behind_the_model_that_is_no_head_or_more_than_one_says_so(tmp_path: Path) -> None:
+    save_with_head("Glm4Moe", tmp_path, **MODELS["glm4 moe"][1])
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"model.layers.4.enorm.weight": torch.ones(48)}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"2 layers \(model\.layers\.3, .*one is served"):
+        open_head(tmp_path)
+    missing = {name: tensor for name, tensor in tensors.items() if name != "model.layers.3.eh_proj.weight"}
+    save_file(missing, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight is missing"):
+        open_head(tmp_path)
+    save_file({name: tensor for name, tensor in tensors.items() if "layers.3." not in name}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"no head that guesses the token after next \(model\.layers\.3\)"):
+        open_head(tmp_path)

@@ -18,9 +18,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Everything is checked but the weights' values: sizes, names, shapes, dtypes, files. Raises CheckpointError.
     """
+    return _opened(path, head=False)
+
+
+def open_head(path: Path) -> Checkpoint:
+    """Opens the head that guesses the token after next, which some models have in their files; raises CheckpointError,
+    where there is none, too."""
+    return _opened(path, head=True)
+
+
+def _opened(path: Path, *, head: bool) -> Checkpoint:
     try:
         if path.is_file():
-            return _open_file(path)
+            return _open_file(path, head=head)
         names = {file.name for file in path.iterdir()}
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file or folder") from None
@@ -28,12 +38,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     has_safetensors = any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
     if "config.json" in names and (has_safetensors or "params.json" not in names):
-        return HuggingFaceCheckpoint(path)
+        return HuggingFaceCheckpoint(path, head=head)
     if "params.json" in names:
+        if head:
+            raise CheckpointError(f"{path}: Meta's layout has no head that guesses the token after next")
         return MetaCheckpoint(path)
     files = sorted(name for name in names if name.endswith(".gguf"))
     if len(files) == 1 or are_parts(files):
-        return GgufCheckpoint(path / files[0])
+        return GgufCheckpoint(path / files[0], head=head)
     if files:
         raise CheckpointError(f"{path}: has {len(files)} GGUF files ({', '.join(files[:3])}); name one of them")
     raise CheckpointError(
@@ -41,18 +53,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def open_head(path: Path) -> Checkpoint:
-    """Opens the head that guesses the token after next, which some folders have beside their model. Raises
-    CheckpointError."""
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path}: a head that guesses is read from folders in Hugging Face's layout alone")
-    return HuggingFaceCheckpoint(path, head=True)
-
-
-def _open_file(path: Path) -> Checkpoint:
+def _open_file(path: Path, *, head: bool) -> Checkpoint:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == MAGIC:
-            return GgufCheckpoint(path)
+            return GgufCheckpoint(path, head=head)
     if path.suffix in (".safetensors", ".pth", ".json"):
         raise CheckpointError(f"{path}: is a file; the folder that it lies in is expected")
     raise CheckpointError(f"{path}: is a file that does not begin with GGUF; a GGUF file or a folder is expected")

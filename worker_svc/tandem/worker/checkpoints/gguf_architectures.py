@@ -51,6 +51,14 @@ TOP_NAMES = {
     "per_layer.projection": "per_layer_model_proj.weight",
     "per_layer.norm": "per_layer_proj_norm.weight",
 }
+HEAD_NAMES = {  # of a head that guesses (`heads.py`), in a block behind the model's
+    "join.matrix": "nextn.eh_proj.weight",
+    "join.embedding_norm": "nextn.enorm.weight",
+    "join.hidden_norm": "nextn.hnorm.weight",
+    "norm": "nextn.shared_head_norm.weight",
+    "embedding": "nextn.embed_tokens.weight",
+    "output": "nextn.shared_head_head.weight",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,15 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, OTHER_TYPES, BlockKind, QuantizedTensor
+from tandem.worker.checkpoints.gguf_architectures import HEAD_NAMES, TOP_NAMES
 from tandem.worker.checkpoints.gguf_config import LONGROPE, ROPE_DIVISORS, plain_value, read_config
 from tandem.worker.checkpoints.gguf_fields import SAMPLING
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece
 from tandem.worker.checkpoints.gguf_latents import HEADS_APART
 from tandem.worker.checkpoints.gguf_layout import GgufLayout
 from tandem.worker.checkpoints.gguf_parts import Located, open_files
+from tandem.worker.checkpoints.heads import TABLES, head_config, require_one
+from tandem.worker.checkpoints.model_config import Table
 from tandem.worker.checkpoints.places import transposed_by_head
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 
@@ -54,8 +57,9 @@ class GgufCheckpoint:
 
     format: Literal["gguf"] = "gguf"
 
-    def __init__(self, path: Path) -> None:
-        """Reads everything but the weights themselves. Raises CheckpointError."""
+    def __init__(self, path: Path, *, head: bool = False) -> None:
+        """Reads everything but the weights themselves: of the model, or of the `head` behind it. Raises
+        CheckpointError."""
         files = open_files(path, _wanted)
         self.path = path = files.path
         self._tensors = files.tensors
@@ -67,11 +71,13 @@ class GgufCheckpoint:
         if self._architecture.longrope:
             for name in LONGROPE:
                 stored.pop(name, None)
-        if self._architecture.drafting_layers:
-            last = self.config.num_layers
-            stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, last)}
+        layers = self.config.num_layers
+        if head:
+            stored = self._of_head(stored)
+        elif self._architecture.drafting_layers:
+            stored = {name: tensor for name, tensor in stored.items() if _block(name) < layers}
         self._drop_shared(stored)
-        self._layout = GgufLayout(self.config, self._architecture, stored)
+        self._layout = GgufLayout(self.config, self._architecture, stored, layers if head else 0)
         match_tensors(path, self._layout.shapes, stored)
         self.dtype = main_dtype(stored.values())
         self.stored_as = bytes_by_dtype(stored.values())
@@ -136,6 +142,35 @@ class GgufCheckpoint:
         if piece.rows is not None or (piece.columns is not None and isinstance(taken, torch.Tensor)):
             release_mapped(mapped)  # of which it is a copy
 
+    def _of_head(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Returns what there is of the head, and makes its config that of the file. Copies of the model's embedding and
+        output are left out; without a last norm it has the model's, as llama.cpp has it."""
+        layer = self.config.num_layers
+        ours = {name: tensor for name, tensor in stored.items() if _block(name) >= layer}
+        require_one(self.path, {str(_block(name)) for name in ours}, f"blk.{layer}.nextn")
+        norm, models = f"blk.{layer}.{HEAD_NAMES['norm']}", TOP_NAMES["norm"]
+        if norm not in ours and models in stored:
+            ours[norm], self._tensors[norm] = stored[models], self._tensors[models]
+        own: list[Table] = []
+        for table in TABLES:
+            name, models = f"blk.{layer}.{HEAD_NAMES[table]}", TOP_NAMES[table]
+            if models not in stored:
+                models = TOP_NAMES["embedding"]
+            if name in ours and ours[name] == stored.get(models) and self._equal(name, models):
+                del ours[name]
+            elif name in ours:
+                own.append(table)
+        self.config = head_config(self.config, tuple(own))
+        return ours
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Tells whether two tensors of one kind and shape are the same bytes."""
+        first, second = (self._bytes(name) for name in (one, other))
+        same = torch.equal(first, second)
+        release_mapped(first)
+        release_mapped(second)
+        return same
+
     def _drop_shared(self, stored: dict[str, StoredTensor]) -> None:
         """Leaves out what layers would have if they did not look at the keys and values of another one."""
         for layer in range(self.config.num_layers - self.config.shared_layers, self.config.num_layers):
@@ -144,16 +179,20 @@ class GgufCheckpoint:
 
     def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
         """Returns a tensor, or one expert's part of it, as it lies in the file."""
-        located = self._tensors[name]
-        tensor, kind = located.tensor, _KINDS[located.tensor.kind]
-        size = StoredTensor(tensor.shape, kind).bytes
-        raw, shape = located.file[tensor.offset : tensor.offset + size], tensor.shape
+        tensor = self._tensors[name].tensor
+        kind, raw, shape = _KINDS[tensor.kind], self._bytes(name), tensor.shape
         if expert is not None:
-            size //= shape[0]
+            size = len(raw) // shape[0]
             raw, shape = raw[expert * size : (expert + 1) * size], shape[1:]
         if isinstance(kind, BlockKind):
             return QuantizedTensor(kind, raw.view(*shape[:-1], -1, kind.block_bytes))
         return raw.view(kind).view(shape)
+
+    def _bytes(self, name: str) -> torch.Tensor:
+        """Returns a tensor's bytes, `[bytes]` uint8."""
+        located = self._tensors[name]
+        size = StoredTensor(located.tensor.shape, _KINDS[located.tensor.kind]).bytes
+        return located.file[located.tensor.offset : located.tensor.offset + size]
 
     def _row_of_numbers(self, name: str) -> tuple[float, ...]:
         located = self._tensors.get(name)
@@ -167,10 +206,10 @@ class GgufCheckpoint:
         return tuple(view.tolist())
 
 
-def _is_behind(name: str, layers: int) -> bool:
-    """Tells whether a tensor belongs to a layer behind so many."""
+def _block(name: str) -> int:
+    """Returns the number of the block that a tensor belongs to; -1 if it belongs to none."""
     block, _, rest = name.removeprefix("blk.").partition(".")
-    return bool(rest) and block.isdecimal() and len(block) < 10 and int(block) >= layers
+    return int(block) if rest and name.startswith("blk.") and block.isdecimal() and len(block) < 10 else -1
 
 
 def _wanted(key: str) -> bool:

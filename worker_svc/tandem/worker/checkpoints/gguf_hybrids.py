@@ -65,13 +65,14 @@ class GgufPiece:
         return tensor if self.rows is None else rows_in_order(tensor, self.rows)
 
 
-def gguf_pieces(config: ModelConfig, stored: Container[str]) -> dict[str, GgufPiece]:
-    """Returns the pieces, by canonical name, of the tensors of a hybrid that are not stored as they are."""
+def gguf_pieces(config: ModelConfig, stored: Container[str], first: int = 0) -> dict[str, GgufPiece]:
+    """Returns the pieces, by canonical name, of the tensors of a hybrid, or of its head, that are not stored as they
+    are; `first`: the block that is the first layer."""
     found = {}
     for name, shape in config.tensor_shapes().items():
         if name.startswith("layers."):
             _, layer, part = name.split(".", 2)
-            piece = _piece(config, part, shape, f"blk.{layer}.", stored)
+            piece = _piece(config, part, shape, f"blk.{first + int(layer)}.", stored)
             if piece is not None:
                 found[name] = piece
     return found
@@ -81,7 +82,6 @@ def _piece(
     config: ModelConfig, part: str, shape: tuple[int, ...], prefix: str, stored: Container[str]
 ) -> GgufPiece | None:
     sizes, width, head_dim = config.recurrence, config.hidden_size, config.head_dim
-    assert isinstance(sizes, DeltaNet)
     match part.split("."):
         case ["attention", "q" | "gate" as which]:
             first = halves_order(1, head_dim, config.rotated, neighbours=False)
@@ -89,6 +89,7 @@ def _piece(
             rows = (torch.arange(config.num_heads)[:, None] * 2 * head_dim + place).flatten()
             return GgufPiece(f"{prefix}attn_q.weight", (2 * config.q_size, width), rows)
         case ["delta_net", which]:
+            assert isinstance(sizes, DeltaNet)
             ours = prefix + LAYER_NAMES[part]
             if config.architecture == "qwen3_next":
                 if which in ("qkv", "z") and prefix + _FUSED in stored:

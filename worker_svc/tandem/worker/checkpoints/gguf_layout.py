@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import torch
 
-from tandem.worker.checkpoints.gguf_architectures import FUSED_EXPERTS, TOP_NAMES, GgufArchitecture
+from tandem.worker.checkpoints.gguf_architectures import FUSED_EXPERTS, HEAD_NAMES, TOP_NAMES, GgufArchitecture
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
 from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
 from tandem.worker.checkpoints.gguf_states import mamba_pieces
@@ -26,16 +26,19 @@ _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_b
 class GgufLayout:
     """The stored tensors of a model: their shapes, and what each canonical tensor is of them."""
 
-    def __init__(self, config: ModelConfig, architecture: GgufArchitecture, stored: Collection[str] = ()) -> None:
+    def __init__(
+        self, config: ModelConfig, architecture: GgufArchitecture, stored: Collection[str] = (), first: int = 0
+    ) -> None:
         """`stored`: the names in a file, which decide where some are in older files and some in newer ones; without
-        them, newer ones are meant. Raises KeyError for a tensor that such files have not."""
-        self._config, self._architecture = config, architecture
+        them, newer ones are meant. `first`: the block that is the first layer. Raises KeyError for a tensor that such
+        files have not."""
+        self._config, self._architecture, self._first = config, architecture, first
         self._layer_names = dict(architecture.layer_names)
         if any(name.endswith(FUSED_EXPERTS["experts.gate"]) for name in stored):
             self._layer_names |= FUSED_EXPERTS
         self.pieces: dict[str, GgufPiece] = {}
         if architecture.hybrid:
-            self.pieces = gguf_pieces(config, stored)
+            self.pieces = gguf_pieces(config, stored, first)
         elif isinstance(config.recurrence, Mamba):
             self.pieces = mamba_pieces(config)
         others = {name: shape for name, shape in config.tensor_shapes().items() if name not in self.pieces}
@@ -70,9 +73,12 @@ class GgufLayout:
         """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
         names = self._layer_names
         if not name.startswith("layers."):
+            if self._config.joins:
+                return f"blk.{self._first}.{HEAD_NAMES[name]}", None
             return names.get(f"top.{name}") or TOP_NAMES[name], None
         _, layer, part = name.split(".", 2)
+        block = f"blk.{self._first + int(layer)}"
         if not part.startswith("experts."):
-            return f"blk.{layer}.{names[part]}", None
+            return f"{block}.{names[part]}", None
         _, expert, matrix = part.split(".")
-        return f"blk.{layer}.{names[f'experts.{matrix}']}", int(expert)
+        return f"{block}.{names[f'experts.{matrix}']}", int(expert)

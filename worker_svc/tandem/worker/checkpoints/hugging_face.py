@@ -30,14 +30,15 @@ from tandem.worker.checkpoints.checkpoint import (
     rows_in_order,
 )
 from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.heads import TABLES, head_config
 from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT, Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
-from tandem.worker.checkpoints.hugging_face_heads import head_config, head_tensors
+from tandem.worker.checkpoints.hugging_face_heads import head_tensors, layer_of_head, stored_name
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig, Table
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
 from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
@@ -86,8 +87,9 @@ class HuggingFaceCheckpoint:
         self._files = _open_files(path)  # stored name -> the open file that has it
         self._names: dict[str, str] = {}  # of a text model that is part of another: what its tensors are called there
         stored = {name: _stored(file, name) for name, file in self._files.items()}
+        self._head_layer = layer_of_head(config, self._architecture) if head else None
         if head:
-            self._names = head_tensors(path, self._architecture, stored)
+            self._names = head_tensors(path, self._head_layer, self._architecture, stored)
             stored = {ours: stored[name] for ours, name in self._names.items()}
         elif self._architecture.hybrid or self._architecture.wrapped is not None:
             self._names = {ours: name for name in stored if (ours := text_name(name)) is not None}
@@ -96,6 +98,7 @@ class HuggingFaceCheckpoint:
             self._names = {ours: name for name in stored if (ours := self._architecture.our_name(name)) is not None}
             stored = {ours: stored[name] for ours, name in self._names.items()}
         self._embedding = EMBEDDING
+        own_tables = self._drop_copies(stored) if head else ()
         tied = config.boolean("tie_word_embeddings", self._architecture.tied)
         if tied and OUTPUT in stored:
             if EMBEDDING not in stored:
@@ -109,7 +112,7 @@ class HuggingFaceCheckpoint:
                 )
         self.config = read_config(config, self._architecture, tied)
         if head:
-            self.config = head_config(self.config)
+            self.config = head_config(self.config, own_tables)
         self._pieces: dict[str, Piece] = {}
         if self._architecture.hybrid:
             self._pieces = pieces(self._architecture, self.config, stored)
@@ -120,7 +123,8 @@ class HuggingFaceCheckpoint:
         by_turns = self._architecture.experts_by_turns
         self._places, shapes = places_with_latents(self.config, others, self._stored_name, by_turns=by_turns)
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
-        self._drop_drafting_layers(config, stored)
+        if not head:
+            self._drop_drafting_layers(config, stored)
         self._drop_shared(stored)
         self._quantized: dict[str, _Quantized] = {}
         self._quantized_bytes = 0
@@ -192,7 +196,25 @@ class HuggingFaceCheckpoint:
             raise CheckpointError(f"{self.path}: {place.stored} {error}") from error
 
     def _stored_name(self, name: str) -> tuple[str, int | None]:
+        if self._head_layer is not None:
+            return stored_name(self._architecture, self._head_layer, name)
         return (self._embedding, None) if name == "embedding" else self._architecture.stored_name(name)
+
+    def _drop_copies(self, stored: dict[str, StoredTensor]) -> tuple[Table, ...]:
+        """Leaves out embedding and output of a head that are the model's; returns which are not."""
+        if self._head_layer is None:
+            return ()
+        own: list[Table] = []
+        for table, models in zip(TABLES, (EMBEDDING, OUTPUT), strict=True):
+            name, _ = stored_name(self._architecture, self._head_layer, table)
+            if models not in self._files:
+                models = EMBEDDING  # tied
+            same = stored.get(name) == _stored(self._files[models], models) if models in self._files else False
+            if same and self._equal(name, models):
+                del stored[name]
+            elif any(other.startswith(name.removesuffix("weight")) for other in stored):
+                own.append(table)
+        return tuple(own)
 
     def _drop_drafting_layers(self, config: Fields, stored: dict[str, StoredTensor]) -> None:
         """Leaves out layers behind the last one, which predict further tokens."""

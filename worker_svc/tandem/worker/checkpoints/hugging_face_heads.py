@@ -1,47 +1,64 @@
-"""Finds the head with which a model guesses the token after next (`mtp.`): a layer with attention whose stream begins
-with what the model's last norm has made of a token, joined with the embedding of the next one. Embedding and output are
-the model's own.
+"""Finds the tensors of the head that guesses the token after next (`heads.py`) among those of a model's files.
 
-    x = Wj [norm(embedding of token i + 1), norm(hidden state of token i)]        guesses token i + 2
+Qwen3-Next, Qwen3.5                     `mtp.`, beside the model
+GLM-4.5 to 4.7, DeepSeek V3, GLM-5      layer `num_hidden_layers`, behind the model's; often with copies of the
+                                        model's embedding and output
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
-from tandem.worker.checkpoints.checkpoint import CheckpointError
+from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.heads import require_one
 from tandem.worker.checkpoints.hugging_face_architectures import Architecture
-from tandem.worker.checkpoints.model_config import ModelConfig
 
-PREFIX = "mtp."
-_LAYERS = PREFIX + "layers."
+_BESIDE = "mtp."
+_OWN_NAMES = {
+    "join.matrix": "eh_proj.weight",
+    "join.embedding_norm": "enorm.weight",
+    "join.hidden_norm": "hnorm.weight",
+    "norm": "shared_head.norm.weight",
+    "embedding": "embed_tokens.weight",
+    "output": "shared_head.head.weight",
+}
 
-T = TypeVar("T")
+
+def layer_of_head(config: Fields, architecture: Architecture) -> int | None:
+    """Returns the number by which the files know the head's layer; None where it has names of its own, if any."""
+    return config.integer("num_hidden_layers") if architecture.drafting_layers else None
 
 
-def head_tensors(path: Path, architecture: Architecture, stored: Mapping[str, T]) -> dict[str, str]:
-    """Returns the names in the files of the head's tensors, by what they would be called in a model of their own.
+def head_tensors(path: Path, layer: int | None, architecture: Architecture, stored: Iterable[str]) -> dict[str, str]:
+    """Returns the names in the files of the head's tensors, by what they would be called in a model of their own; those
+    of a layer behind the model's keep their names.
 
     Raises CheckpointError where there is none, or one that is not served.
     """
-    names = [name for name in stored if name.startswith(PREFIX)]
-    layers = {name.removeprefix(_LAYERS).partition(".")[0] for name in names if name.startswith(_LAYERS)}
-    if not architecture.hybrid or not layers:
-        raise CheckpointError(f"{path}: has no head that guesses the token after next ({_LAYERS}0)")
-    if layers != {"0"}:
-        raise CheckpointError(f"{path}: the head that guesses has {len(layers)} layers ({_LAYERS}); one is served")
-    return {_own_name(name): name for name in names}
+    if layer is not None:
+        behind = {name: number for name in stored if (number := _layer(name)) >= layer}
+        require_one(path, {str(number) for number in behind.values()}, f"model.layers.{layer}")
+        return {name: name for name in behind}
+    names = [name for name in stored if name.startswith(_BESIDE)] if architecture.hybrid else []
+    layers = f"{_BESIDE}layers."
+    require_one(path, {name.split(".")[2] for name in names if name.startswith(layers)}, f"{layers}0")
+    return {_renamed(name): name for name in names}
 
 
-def head_config(model: ModelConfig) -> ModelConfig:
-    """Returns the config of a model's head: one layer, which attends as the model's layers that do."""
-    experts = None if model.experts is None else replace(model.experts, dense_layers=())
-    return replace(model, num_layers=1, recurrence=None, experts=experts, tie_embeddings=False, joins=True)
+def stored_name(architecture: Architecture, layer: int, name: str) -> tuple[str, int | None]:
+    """Returns the name in the files of a canonical tensor of a head that is layer `layer`, and the expert if all of the
+    layer's are in one tensor."""
+    if not name.startswith("layers."):
+        return f"model.layers.{layer}.{_OWN_NAMES[name]}", None
+    return architecture.stored_name(name.replace("layers.0", f"layers.{layer}", 1))
 
 
-def _own_name(stored: str) -> str:
-    behind = stored.removeprefix(PREFIX)
+def _layer(stored: str) -> int:
+    number = stored.removeprefix("model.layers.").partition(".")[0]
+    return int(number) if number.isdecimal() and len(number) < 10 and stored.startswith("model.layers.") else -1
+
+
+def _renamed(stored: str) -> str:
+    behind = stored.removeprefix(_BESIDE)
     return f"model.{behind}" if behind.startswith(("layers.", "norm.")) else stored

@@ -23,6 +23,7 @@ from tandem.worker.checkpoints.layer_parts import (
 )
 from tandem.worker.checkpoints.recurrences import Mamba, Recurrence
 
+Table: TypeAlias = Literal["embedding", "output"]
 Rope: TypeAlias = Literal["model", "window", "none"]  # how a layer rotates; none: not at all
 _MOST_EXPERTS = 1 << 16  # in all layers together
 
@@ -105,8 +106,9 @@ class ModelConfig:
     sinks: bool = False  # each head's softmax has one more score, of a value that is 0
     parallel: bool = False  # attention and feed-forward layer get the same input, and add to the same stream
     # It guesses for another model: its stream begins with what that one has made of a token, joined with the embedding
-    # of the next, and embedding and output are that one's.
+    # of the next. Embedding and output are that one's, but for those that it has itself.
     joins: bool = False
+    own_tables: tuple[Table, ...] = ()
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -359,6 +361,13 @@ class ModelConfig:
         heads = self._full_heads
         return replace(self, num_kv_heads=heads.number, head_dim=heads.size, full_heads=None)
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Returns which of embedding and output are tensors of its own."""
+        if self.joins:
+            return self.own_tables
+        return ("embedding",) if self.tie_embeddings else ("embedding", "output")
+
     def has_experts(self, layer: int) -> bool:
         """Tells whether a layer's feed-forward part is a mixture of experts."""
         return self.experts is not None and layer not in self.experts.dense_layers
@@ -373,10 +382,8 @@ class ModelConfig:
         if self.joins:
             shapes["join.matrix"] = (self.hidden_size, 2 * self.hidden_size)
             shapes |= self._norm_shapes("join.embedding_norm") | self._norm_shapes("join.hidden_norm")
-        else:
-            shapes["embedding"] = (self.vocab_size, self.hidden_size)
-        if not self.tie_embeddings and not self.joins:
-            shapes["output"] = (self.vocab_size, self.hidden_size)
+        for table in self.tables:
+            shapes[table] = (self.vocab_size, self.hidden_size)
         if self.logit_bias:
             shapes["output_bias"] = (self.vocab_size,)
         if self.per_layer_inputs is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tandem.worker.convert.byte_pairs import UnknownTokenizerError
 from tandem.worker.convert.comparison import difference
 from tandem.worker.convert.gguf_folded import divisors_of, factors, folded
 from tandem.worker.convert.gguf_keys import describe
-from tandem.worker.convert.pieces import Change, ConvertError, Source, flush, reserve, write_at
+from tandem.worker.convert.pieces import LEFT_OUT, Change, ConvertError, Source, flush, reserve, write_at
 from tandem.worker.convert.tokenizers import gguf_vocabulary
 
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
@@ -41,6 +41,8 @@ CONVERTED = {
 }
 # Matrices that stay float32, as llama.cpp has them, by parts of their names.
 _PLAIN = frozenset(("ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "conv", "bias"))
+# Of which llama.cpp's converter writes the head that guesses, as a block behind the others.
+_WITH_HEAD = ("glm4moe", "qwen35", "qwen35moe")
 _UINT32, _INT32, _FLOAT32, _BOOL = 4, 5, 6, 7
 
 
@@ -72,7 +74,15 @@ def write_gguf(source: Source, path: Path) -> None:
         layout = GgufLayout(said, ARCHITECTURES[kind])
     except KeyError as error:
         raise ConvertError(f"GGUF's {kind} architecture has no tensor for {error.args[0]}") from None
-    tensors = _stored(vectors, layout, source.dtype)
+    parts = [(source, config, layout)]
+    if source.head is not None and kind in _WITH_HEAD:
+        whole, head = source.followed_by(source.head)
+        its = source.head.config
+        parts = [(whole, config, layout), (head, its, GgufLayout(its, ARCHITECTURES[kind], first=config.num_layers))]
+        metadata |= _with_block(metadata, kind, config.num_layers)
+    elif source.head is not None:
+        source.notes.append(LEFT_OUT)
+    tensors = _stored(vectors, [layout for _, _, layout in parts], source.dtype)
     with path.open("w+b") as file:
         header = _header(metadata, _tokenizer(source), tensors)
         last = max(tensors.values(), key=lambda tensor: tensor.offset)
@@ -85,15 +95,23 @@ def write_gguf(source: Source, path: Path) -> None:
         file.flush()
         _read_back(path, said, kind, vectors)
         reserve(file, size)
-        for name, tensor in source.tensors():
-            part = _part(config, layout, name, len(tensor))
-            stored = tensors[part.stored]
-            offset, row = len(header) + stored.offset, stored.bytes // stored.shape[0]
-            if part.expert is not None:
-                offset, row = offset + part.expert * row, row // stored.shape[1]
-            for first, order in _runs(part.rows):
-                write_at(file, offset + first * row, source.pieces(name, tensor, stored.dtype, order, part.change))
+        for each, its_config, its_layout in parts:
+            for name, tensor in each.tensors():
+                part = _part(its_config, its_layout, name, len(tensor))
+                stored = tensors[part.stored]
+                offset, row = len(header) + stored.offset, stored.bytes // stored.shape[0]
+                if part.expert is not None:
+                    offset, row = offset + part.expert * row, row // stored.shape[1]
+                for first, order in _runs(part.rows):
+                    write_at(file, offset + first * row, each.pieces(name, tensor, stored.dtype, order, part.change))
         flush(file)
+
+
+def _with_block(metadata: Mapping[str, Any], kind: str, layers: int) -> dict[str, Any]:
+    """Returns the keys that a block behind so many changes."""
+    keys: dict[str, Any] = {f"{kind}.block_count": layers + 1, f"{kind}.nextn_predict_layers": 1}
+    recurrent = f"{kind}.attention.recurrent_layers"
+    return keys | ({recurrent: [*metadata[recurrent], False]} if recurrent in metadata else {})
 
 
 def _read_back(path: Path, said: ModelConfig, kind: str, vectors: Mapping[str, tuple[float, ...]]) -> None:
@@ -174,12 +192,16 @@ def _vectors(config: ModelConfig) -> dict[str, tuple[float, ...]]:
     return {ROPE_DIVISORS: divisors} if divisors else {}
 
 
-def _stored(vectors: Mapping[str, tuple[float, ...]], layout: GgufLayout, dtype: torch.dtype) -> dict[str, _Tensor]:
+def _stored(
+    vectors: Mapping[str, tuple[float, ...]], layouts: Sequence[GgufLayout], dtype: torch.dtype
+) -> dict[str, _Tensor]:
     """Returns where each stored tensor goes."""
     shapes: dict[str, tuple[int, ...]] = {name: (len(numbers),) for name, numbers in vectors.items()}
+    for layout in layouts:
+        shapes |= layout.shapes
     tensors: dict[str, _Tensor] = {}
     offset = 0
-    for stored, shape in (shapes | layout.shapes).items():
+    for stored, shape in shapes.items():
         plain = len(shape) == 1 or not _PLAIN.isdisjoint(stored.split("."))
         tensors[stored] = _Tensor(shape, torch.float32 if plain else dtype, offset)
         offset += -(-tensors[stored].bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT

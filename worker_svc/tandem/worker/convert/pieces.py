@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +16,7 @@ from tandem.worker.checkpoints.checkpoint import Checkpoint, CheckpointError, St
 PIECE_BYTES = 16 << 20  # of float32 numbers that are in memory at once
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+LEFT_OUT = "the head that guesses the token after next is left out"  # a note
 # Makes what is written of some rows of a tensor, `[rows, ...]` and their indices.
 Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -31,7 +32,16 @@ class Source:
     checkpoint: Checkpoint
     dtype: torch.dtype
     progress: Progress
+    head: Checkpoint | None = None  # that guesses for the model
     notes: list[str] = field(default_factory=list)  # what the reader of the result should know
+
+    def followed_by(self, other: Checkpoint) -> tuple[Source, Source]:
+        """Returns this source and another one that is read behind it, whose progress is told together."""
+        first, both = self.checkpoint.total_bytes, self.checkpoint.total_bytes + other.total_bytes
+        return (
+            replace(self, progress=lambda done, _: self.progress(done, both)),
+            replace(self, checkpoint=other, progress=lambda done, _: self.progress(first + done, both)),
+        )
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Yields every canonical tensor; progress is told after each."""

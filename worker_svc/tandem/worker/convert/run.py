@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from tandem.common.gguf import GgufError, read_raw
-from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints import Checkpoint, CheckpointError, open_checkpoint, open_head
 from tandem.worker.checkpoints.checkpoint import DTYPES
 from tandem.worker.convert.gguf import write_gguf, write_vocabulary
 from tandem.worker.convert.hugging_face import write_hugging_face
 from tandem.worker.convert.meta import write_meta
-from tandem.worker.convert.pieces import ConvertError, Progress, Source
+from tandem.worker.convert.pieces import LEFT_OUT, ConvertError, Progress, Source
 from tandem.worker.convert.tokenizers import copy_tokenizer, sentencepiece_model
 
 FAMILIES = {"meta": "meta", "hugging-face": "hugging_face", "gguf": "gguf"}
@@ -48,7 +48,7 @@ def convert(source: Path, target: Path, family: str, dtype: str, progress: Progr
         raise ConvertError(f"{target.absolute().parent}: no such folder")
     checkpoint = open_checkpoint(source)
     wanted = checkpoint.dtype if dtype == "auto" else DTYPES[dtype]
-    work = Source(checkpoint, wanted, progress)
+    work = Source(checkpoint, wanted, progress, _head(source))
     with _partial(target) as partial:
         if family == "gguf":
             partial = partial / target.name
@@ -57,11 +57,20 @@ def convert(source: Path, target: Path, family: str, dtype: str, progress: Progr
         else:
             (write_meta if family == "meta" else write_hugging_face)(work, partial)
             _carry_tokenizer(work, partial, family)
+            work.notes.extend([LEFT_OUT] if work.head is not None else [])
             files = sorted(file.name for file in partial.iterdir())
         size = sum(file.stat().st_size for file in ([partial] if partial.is_file() else partial.iterdir()))
         partial.rename(target)
         _sync_folder(target.absolute().parent)
     return {"path": str(target), "bytes": size, "files": files, "notes": work.notes}
+
+
+def _head(source: Path) -> Checkpoint | None:
+    """Opens the head beside the model, if there is one that is served."""
+    try:
+        return open_head(source)
+    except CheckpointError:
+        return None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The head with which a model guesses the token after next (`checkpoints/hugging_face_heads.py`), and its runner.
+"""The head with which a model guesses the token after next (`checkpoints/heads.py`), and its runner.
 
 It is a model of one layer with keys and values of its own, which stand where those of the token do whose hidden state
 it is given. That of token i is there once the model has computed the token; behind the last of these it goes on with
@@ -7,7 +7,7 @@ what came out of its own last norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,15 +37,21 @@ class Head(Transformer):
     ) -> None:
         super().__init__(config, device, dtype, operations, ranks)
         self.hidden = torch.empty(0)  # [pages + 1, page_size, hidden], the other one's
-        self.normed = torch.empty(0)  # what the last step gave the output
+        # [2, most], as slots: where there what comes out goes, behind tokens that sample; `HeadRunner` fills it in.
+        self.behind = torch.empty(0, dtype=torch.int64)
         with torch.device("meta"):
             self.join = Linear(2 * config.hidden_size, config.hidden_size, dtype)
             self.embedding_norm = stream_norm(config, dtype, self.operations)
             self.hidden_norm = stream_norm(config, dtype, self.operations)
 
     def follow(self, model: Transformer, hidden: torch.Tensor) -> None:
-        """Takes embedding and output of the model that it guesses for, whose hidden states are kept in `hidden`."""
-        self.embedding, self.output, self.hidden = model.embedding, model.output, hidden
+        """Takes embedding and output of the model that it guesses for, unless it has them itself; that one's hidden
+        states are kept in `hidden`."""
+        self.hidden = hidden
+        if "embedding" not in self.config.tables:
+            self.embedding = model.embedding
+        if "output" not in self.config.tables:
+            self.output = model.output
 
     def _begin(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         embedded = super()._begin(ids, slots)
@@ -57,7 +63,8 @@ class Head(Transformer):
     ) -> torch.Tensor:
         normed = super()._end(x, delta, cache, slots, logit_rows)
         assert isinstance(normed, torch.Tensor)
-        self.normed = normed
+        behind = self.behind[:, : len(normed)]
+        self.hidden[behind[0], behind[1]] = normed.to(self.hidden.dtype)
         return normed
 
     def destinations(self) -> dict[str, Destination]:
@@ -73,21 +80,32 @@ class HeadRunner(ModelRunner):
 
     model: Head
 
+    def __init__(self, runner: ModelRunner, most: int) -> None:
+        """`runner` computes the head's steps, of which at most `most` tokens sample."""
+        super().__init__(runner.model, runner.cache)
+        self._runner = runner
+        rows = self._padded(most)
+        self._nowhere = np.stack((np.full(rows, self.cache.padding_page), np.zeros(rows, dtype=np.int64)))
+        self.model.behind = self._to_device(self._nowhere)
+
+    def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Implements `ModelRunner.prepare`."""
+        self._runner.prepare(progress)
+
     @torch.inference_mode()
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """See `ModelRunner.forward`; the first token of a sequence is left out, and may not sample."""
         behind = [item for item in map(_before, work) if len(item.tokens)]
         if not behind:
             return torch.empty((0, self.model.config.vocab_size), device=self.device)
-        logits = super().forward(behind, sampled)
-        # What is sampled after these may be given what came out here, where the model's own hidden state will be.
+        # What is sampled after these may be given what comes out here, where the model's own hidden state will be.
         sampling = [item for item in behind if item.samples]
-        size = self.cache.shape.page_size
-        ends = np.array([item.position + len(item.tokens) for item in sampling], dtype=np.int64)
-        pages = np.array([item.pages[end // size] for item, end in zip(sampling, ends, strict=True)], dtype=np.int64)
-        places = self._to_device(np.stack((pages, ends % size)))
-        self.model.hidden[places[0], places[1]] = self.model.normed[: len(ends)].to(self.model.hidden.dtype)
-        return logits
+        size, places = self.cache.shape.page_size, self._nowhere.copy()
+        for row, item in enumerate(sampling):
+            end = item.position + len(item.tokens)
+            places[:, row] = item.pages[end // size], end % size
+        self.model.behind.copy_(self._to_device(places))
+        return self._runner.forward(behind, sampled)
 
 
 def _before(work: Work) -> Work:

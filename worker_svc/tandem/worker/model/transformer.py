@@ -195,10 +195,8 @@ class Transformer(torch.nn.Module):
     def destinations(self) -> dict[str, Destination]:
         """Returns where each canonical tensor goes: a module's weight, from one of its rows on."""
         places = of_norm("norm", self.norm)
-        if not self.config.joins:
-            places["embedding"] = Destination(self.embedding, 0)
-        if not self.config.tie_embeddings and not self.config.joins:
-            places["output"] = Destination(self.output, 0)
+        tables: dict[str, Embedding | Linear] = {"embedding": self.embedding, "output": self.output}
+        places |= {table: Destination(tables[table], 0) for table in self.config.tables}
         if self.output.bias is not None:
             places["output_bias"] = Destination(self.output.bias, 0)
         if self.given is not None:

@@ -81,14 +81,14 @@ class BuiltEngine:
     def kv_bytes_per_token(self) -> int:
         """Returns the bytes of keys and values of one token, over all ranks and in all caches."""
         beside = self.draft_shape.bytes_per_token if self.draft_shape is not None else 0
-        return self.shape.bytes_per_token * self.ranks + beside
+        return (self.shape.bytes_per_token + beside) * self.ranks
 
     @property
     def kv_cache_bytes(self) -> int:
         """Returns the bytes that all caches of all ranks allocate, with their padding pages and states."""
         beside = self.draft_shape.bytes if self.draft_shape is not None else 0
         beside += self.state_shape.bytes if self.state_shape is not None else 0
-        return self.shape.bytes * self.ranks + beside
+        return (self.shape.bytes + beside) * self.ranks
 
 
 def build_engine(
@@ -169,7 +169,7 @@ def _load(
     progress: Callable[[int, int], None] | None,
     ranks: Ranks,
 ) -> tuple[Transformer, Transformer | None]:
-    """Loads a rank's part of the model, and the whole draft model, if there is one."""
+    """Loads a rank's part of the model, and the draft model, if there is one."""
     operations = choose_operations(device, dtype, reproducible=config.reproducible)
     quantization = _quantization(config)
     with fitting("the weights", "serve a smaller model, quantize it, or set dtype to bfloat16"):
@@ -235,8 +235,8 @@ def _draft_model(
     operations: Operations,
     ranks: Ranks,
 ) -> Transformer | None:
-    """Loads the draft model, if there is one: whole on every rank, so that all guess the same. Raises BuildError where
-    its vocabulary is another one."""
+    """Loads the draft model, if there is one: whole on every rank, so that all guess the same, but for a head. Raises
+    BuildError where its vocabulary is another one."""
     if not config.draft_model:
         return None
     if config.draft_model == OWN_HEAD:
@@ -257,9 +257,7 @@ def _draft_model(
 def _head(
     config: EngineConfig, device: torch.device, dtype: torch.dtype, operations: Operations, ranks: Ranks
 ) -> Transformer:
-    """Loads the model's own head. Raises BuildError for several ranks, whose output is not whole."""
-    if ranks.size > 1:
-        raise BuildError(f"draft_model {OWN_HEAD} is served by one rank; tensor_parallel is {ranks.size}")
+    """Loads a rank's part of the model's own head, which is divided as the model is."""
     checkpoint = open_head(Path(config.model))
     with fitting("the weights of the head that guesses", "serve without draft_model"):
         return load_transformer(
@@ -269,6 +267,7 @@ def _head(
             config=served_config(checkpoint.config, config),
             operations=operations,
             quantization=_quantization(config),
+            ranks=ranks,
         )
 
 
@@ -308,16 +307,18 @@ def _record(runner: ModelRunner) -> None:
 
 
 def _draft_runner(draft: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> ModelRunner:
-    """Makes the draft model's runner, whose steps are decodes nearly all. A head's are not recorded."""
-    if isinstance(draft, Head):
-        return HeadRunner(draft, cache)
-    if not _is_recorded(draft, cache, config, ranks):
-        return ModelRunner(draft, cache)
-    from tandem.worker.model.cuda.graphs import GraphedRunner
+    """Makes the draft model's runner, whose steps are decodes nearly all."""
+    runner, most = ModelRunner(draft, cache), config.max_running_requests
+    recorded = _is_recorded(draft, cache, config, ranks)
+    if recorded:
+        from tandem.worker.model.cuda.graphs import GraphedRunner
 
-    runner = GraphedRunner(draft, cache, config.max_running_requests)
-    runner.row_multiple = 1  # a draft's bits decide about no answer
-    _record(runner)
+        runner = GraphedRunner(draft, cache, most)
+        runner.row_multiple = 1  # a draft's bits decide about no answer
+    if isinstance(draft, Head):
+        runner = HeadRunner(runner, most)
+    if recorded:
+        _record(runner)
     return runner
 
 

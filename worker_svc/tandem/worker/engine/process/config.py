@@ -104,7 +104,7 @@ class EngineConfig(BaseModel):
     draft_model: str = Field(
         default="",
         description="checkpoint of a small model with the same vocabulary, which guesses for the large one; "
-        f"{OWN_HEAD}: the head that the model's own checkpoint has for it (Qwen3-Next, Qwen3.5)",
+        f"{OWN_HEAD}: the head that the model's own checkpoint has for it (Qwen3.5, GLM-4.5, DeepSeek V3)",
     )
     guide_compile_seconds: float = Field(
         default=DEFAULT_COMPILE_SECONDS,
