@@ -18,6 +18,7 @@ from transformers.models.deepseek_v32 import modeling_deepseek_v32
 from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
 from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tests.worker_svc.model.llama_folders import randomized
@@ -25,6 +26,7 @@ from tests.worker_svc.model.test_architectures import saved
 
 _OF = {
     "Qwen3_5Text": (modeling_qwen3_5, "Qwen3_5"),
+    "Qwen3_5MoeText": (modeling_qwen3_5_moe, "Qwen3_5Moe"),
     "Qwen3Next": (modeling_qwen3_next, "Qwen3Next"),
     "Glm4Moe": (modeling_glm4_moe, "Glm4Moe"),
     "Glm4MoeLite": (modeling_glm4_moe_lite, "Glm4MoeLite"),

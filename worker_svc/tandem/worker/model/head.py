@@ -86,7 +86,7 @@ class HeadRunner(ModelRunner):
         self._runner = runner
         rows = self._padded(most)
         self._nowhere = np.stack((np.full(rows, self.cache.padding_page), np.zeros(rows, dtype=np.int64)))
-        self.model.behind = self._to_device(self._nowhere)
+        self.model.behind = self._to_device(self._nowhere.copy())  # which may share memory with what it is given
 
     def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Implements `ModelRunner.prepare`."""
