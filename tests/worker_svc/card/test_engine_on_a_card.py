@@ -372,7 +372,7 @@ OVER_LATENTS: dict[str, object] = {
 }  # fmt: skip
 MODELS = {
     "windows": replace(MODEL, windows=(0, 9)),
-    "biases and norms": replace(MODEL, qkv_bias=True, output_bias=True, qk_norm="head"),
+    "biases and norms": replace(MODEL, qkv_bias=True, output_bias=True, mlp_bias=True, qk_norm="head"),
     "norms of one key head": replace(MODEL, num_kv_heads=1, qk_norm="head", tie_embeddings=True),
     "norms after and over all heads": replace(MODEL, norm_placement="after", qk_norm="whole"),
     "multipliers, a layer that does not rotate": replace(MODEL, unrotated_layers=(0,), **MULTIPLIERS),

@@ -186,6 +186,7 @@ LAYERS: Mapping[str, dict[str, Any]] = {
         **{"norm": "layer", "norm_bias": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True},
         **{"gated": False, "activation": "gelu_tanh"},
     },
+    "biases everywhere": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "gate_multiplier": 0.7},
     "Qwen3.5's gates of attention": {"qk_norm": "head", "attention_gate": True},
     "Llama 4's, queries growing": {"qk_norm": "unit", "query_growth": QueryGrowth(0.1, 8), "unrotated_layers": (1,)},
     "a norm before both parts at once": {"norm": "layer", "parallel": True},
@@ -209,6 +210,10 @@ LAYERS: Mapping[str, dict[str, Any]] = {
     },
     "gpt-oss's experts": {
         "experts": Experts(4, 2, 64, normalized=True, clamped=ClampedSwiGLU(1.7, 7.0), biases=True),
+    },
+    "experts and biases that fill no register, a shared one with biases": {
+        "experts": Experts(6, 2, 64, normalized=True, biases=True, shared_size=64, dense_layers=(1,)),
+        "mlp_bias": True,
     },
     "DeepSeek's experts in groups": {
         "experts": Experts(

@@ -41,9 +41,19 @@ EXPERTS = Experts(count=4, per_token=2, intermediate_size=16, normalized=True)
 LATENTS = Latents(rank=10, rotated=4, unrotated=6, value=5, query_rank=12)
 SHARED = replace(EXPERTS, score="sigmoid", biased=True, groups=2, shared_size=24, shared_router=True)
 LATENT = {"latents": LATENTS, "num_kv_heads": 1, "head_dim": LATENTS.size, "rotary_dim": LATENTS.rotated}
-REPLICATED = ("norm", "router", "router_bias", "shared_router", "latent", "latent_bias", "latent_norm")
+REPLICATED = (
+    "norm",
+    "router",
+    "router_bias",
+    "router_logit_bias",
+    "shared_router",
+    "latent",
+    "latent_bias",
+    "latent_norm",
+)
 REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
 REPLICATED += ("index_query", "index_key", "index_norm", "index_norm_bias", "index_weights")
+BIASES = {"mlp_bias": True, "experts": replace(EXPERTS, shared_size=24, dense_layers=(1,), biases=True)}
 INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
 
@@ -53,7 +63,9 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-@pytest.mark.parametrize("parts", [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT, INDEXED])
+@pytest.mark.parametrize(
+    "parts", [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT, INDEXED, BIASES, BIASES | {"gated": False}]
+)
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
     assert_parts_are_the_whole(replace(CONFIG, **parts, logit_bias=True), size)
 

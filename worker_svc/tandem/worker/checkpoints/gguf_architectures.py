@@ -35,8 +35,6 @@ LAYER_NAMES = {
     "mlp.down": "ffn_down.weight",
     "attention.norm_bias": "attn_norm.bias",
     "mlp.norm_bias": "ffn_norm.bias",
-    "mlp.up_bias": "ffn_up.bias",
-    "mlp.down_bias": "ffn_down.bias",
     "router": "ffn_gate_inp.weight",
     "experts.gate": "ffn_gate_exps.weight",
     "experts.up": "ffn_up_exps.weight",
@@ -117,6 +115,7 @@ _GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"
 _SIGMOID: Mapping[str, Any] = {"score": "sigmoid", "biased": True}
 _NORMS_AFTER = {"attention.norm": "post_attention_norm.weight", "mlp.norm": "post_ffw_norm.weight"}
 _POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
+_MLP_BIASES = {f"mlp.{part}_bias": f"ffn_{part}.bias" for part in ("gate", "up", "down")}  # of those that may have them
 _GEMMA4_NAMES = {
     "scale": "layer_output_scale.weight",
     "per_layer.gate": "inp_gate.weight",
@@ -147,7 +146,7 @@ _LFM2: Mapping[str, Any] = {
     "further": states.lfm2,
 }
 ARCHITECTURES = {
-    "llama": GgufArchitecture("llama", permuted=True, divisors=True),
+    "llama": GgufArchitecture("llama", permuted=True, divisors=True, layer_names=LAYER_NAMES | _MLP_BIASES),
     "qwen2": GgufArchitecture("qwen2", qkv_bias=True),
     "qwen3": GgufArchitecture("qwen3", qk_norm="head"),
     "qwen3moe": GgufArchitecture("qwen3_moe", qk_norm="head"),
@@ -155,7 +154,7 @@ ARCHITECTURES = {
     "seed_oss": GgufArchitecture("seed_oss", layer_names=LAYER_NAMES | _POST_NORM),
     "arcee": GgufArchitecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),
     "ernie4_5": GgufArchitecture("ernie4_5", permuted=True),
-    "granite": GgufArchitecture("granite", permuted=True),
+    "granite": GgufArchitecture("granite", permuted=True, layer_names=LAYER_NAMES | _MLP_BIASES),
     "granitemoe": GgufArchitecture("granitemoe", permuted=True),
     "olmoe": GgufArchitecture("olmoe", qk_norm="whole", experts=GgufExperts(normalized=False)),
     "qwen2moe": GgufArchitecture(
@@ -274,18 +273,19 @@ ARCHITECTURES = {
         folded=True,
         unrotated=True,
         norm_eps_else="attention.layer_norm_epsilon",
-        layer_names=LAYER_NAMES | states.MAMBA_NAMES,
+        layer_names=LAYER_NAMES | _MLP_BIASES | states.MAMBA_NAMES,
         further=states.nemotron_h,
         always={"activation": "relu2", "gated": False},
     ),
     "falcon-h1": GgufArchitecture(
         "falcon_h1",
-        layer_names=LAYER_NAMES | states.MAMBA_NAMES | {"mlp.norm": "ffn_norm"},
+        layer_names=LAYER_NAMES | _MLP_BIASES | states.MAMBA_NAMES | {"mlp.norm": "ffn_norm"},
         further=states.falcon_h1,
     ),
     "starcoder2": GgufArchitecture(
         "starcoder2",
         norm_eps="attention.layer_norm_epsilon",
+        layer_names=LAYER_NAMES | _MLP_BIASES,
         always={"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
     ),
     "cohere2": GgufArchitecture(

@@ -164,7 +164,7 @@ def read_config(
         attention_soft_cap=fields.number("attn_logit_softcapping", caps[0]) if caps else 0.0,
         logit_soft_cap=fields.number("final_logit_softcapping", caps[1]) if caps else 0.0,
         logit_multiplier=1 / logit_scale if architecture.logit_scale_divides else logit_scale,
-        mlp_bias="ffn_up.bias" in parts,
+        mlp_bias="ffn_up.bias" in parts and "mlp.up_bias" in architecture.layer_names,
         windows=windows,
         window_rope_theta=window_theta,
         unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= 1 << 12 else (),

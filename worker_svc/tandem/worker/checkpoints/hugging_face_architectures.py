@@ -30,6 +30,9 @@ _LAYER_NAMES = {
     "mlp.gate": "mlp.gate_proj.weight",
     "mlp.up": "mlp.up_proj.weight",
     "mlp.down": "mlp.down_proj.weight",
+    "mlp.gate_bias": "mlp.gate_proj.bias",
+    "mlp.up_bias": "mlp.up_proj.bias",
+    "mlp.down_bias": "mlp.down_proj.bias",
     "router": "mlp.gate.weight",
     "experts.gate": "mlp.experts.{}.gate_proj.weight",
     "experts.up": "mlp.experts.{}.up_proj.weight",
@@ -95,6 +98,7 @@ _GLM4_MOE_NAMES = _LAYER_NAMES | {
     "shared.gate": "mlp.shared_experts.gate_proj.weight",
     "shared.up": "mlp.shared_experts.up_proj.weight",
     "shared.down": "mlp.shared_experts.down_proj.weight",
+    **{f"shared.{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in ("gate", "up", "down")},
 }
 _LATENT_NAMES = _GLM4_MOE_NAMES | {
     "attention.query_latent": "self_attn.q_a_proj.weight",
@@ -212,7 +216,8 @@ _GRANITE_HYBRID_NAMES = (
 _NEMOTRON_NAMES = (
     {name: stored.replace("self_attn.", "mixer.") for name, stored in _LAYER_NAMES.items()}
     | _mamba_names("mixer")
-    | {"attention.norm": "norm.weight", "mlp.up": "mixer.up_proj.weight", "mlp.down": "mixer.down_proj.weight"}
+    | {"attention.norm": "norm.weight"}
+    | {name: stored.replace("mlp.", "mixer.") for name, stored in _LAYER_NAMES.items() if name.startswith("mlp.")}
 )
 _FALCON_NAMES = (
     {name: stored.replace("mlp.", "feed_forward.") for name, stored in _LAYER_NAMES.items()}
@@ -284,6 +289,7 @@ class Architecture:
     sliding_window: int | None = None  # where the file does not say it
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
+    mlp_bias: bool = False  # whether it knows this field, of the feed-forward part's matrices
     norms_from_one: bool = False  # norms multiply by 1 + weight
     norm_eps: str = "rms_norm_eps"  # which field says it
     logit_scale: float = 1.0  # the default of this field
@@ -412,7 +418,7 @@ _QWEN_WINDOW: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window":
 ARCHITECTURES = {
     each.name: each
     for each in (
-        Architecture("llama", "LlamaForCausalLM", attention_bias=False),
+        Architecture("llama", "LlamaForCausalLM", attention_bias=False, mlp_bias=True),
         Architecture("mistral", "MistralForCausalLM", sliding_window=4096),
         Architecture("ministral", "MinistralForCausalLM", sliding_window=4096, window_by_layer=True),
         Architecture("qwen2", "Qwen2ForCausalLM", special_ids={}, qkv_bias=True, **_QWEN_WINDOW, window_by_layer=True),
@@ -549,6 +555,7 @@ ARCHITECTURES = {
             "DeepseekV2ForCausalLM",
             _LATENT_NAMES,
             attention_bias=False,
+            mlp_bias=True,
             interleaved=True,
             latents=True,
             experts=ExpertFields(
@@ -637,6 +644,7 @@ ARCHITECTURES = {
             "MiniCPM3ForCausalLM",
             _LATENT_NAMES,
             attention_bias=False,
+            mlp_bias=True,
             latents=True,
             longrope=True,
             tied=True,
@@ -665,6 +673,7 @@ ARCHITECTURES = {
             special_ids={"bos_token_id": 128000, "eos_token_id": 128001},
             rope_theta=2e6,
             attention_bias=False,
+            mlp_bias=True,
             use_sliding_window=True,
             tied=True,
             no_rope_layers=True,
@@ -677,6 +686,7 @@ ARCHITECTURES = {
             head_dim=128,
             attention_bias=True,
             output_bias_apart=True,
+            mlp_bias=True,
         ),
         Architecture(
             "helium",
@@ -685,6 +695,7 @@ ARCHITECTURES = {
             head_dim=128,
             attention_bias=False,
             output_bias_apart=True,
+            mlp_bias=True,
             interleaved=True,
         ),
         Architecture("internlm3", "InternLM3ForCausalLM", head_dim=128),
@@ -693,10 +704,11 @@ ARCHITECTURES = {
             "ArceeForCausalLM",
             special_ids={"bos_token_id": 128000, "eos_token_id": 128001},
             attention_bias=False,
+            mlp_bias=True,
             always={"activation": "relu2", "gated": False},
         ),
         Architecture("ernie4_5", "Ernie4_5ForCausalLM", rope_theta=500000.0, head_dim=128, tied=True, interleaved=True),
-        Architecture("granite", "GraniteForCausalLM", attention_bias=False, attention_multiplier=1.0),
+        Architecture("granite", "GraniteForCausalLM", attention_bias=False, mlp_bias=True, attention_multiplier=1.0),
         Architecture(
             "starcoder2",
             "Starcoder2ForCausalLM",
@@ -806,6 +818,7 @@ ARCHITECTURES = {
             "nemotron_h",
             "NemotronHForCausalLM",
             _NEMOTRON_NAMES,
+            mlp_bias=True,
             final_norm="model.norm_f.weight",
             head_dim=128,
             intermediate_size=21504,
@@ -821,6 +834,7 @@ ARCHITECTURES = {
             "falcon_h1",
             "FalconH1ForCausalLM",
             _FALCON_NAMES,
+            mlp_bias=True,
             final_norm="model.final_layernorm.weight",
             own_layer_kinds=True,
             further=falcon_h1,

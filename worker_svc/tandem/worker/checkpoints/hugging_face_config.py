@@ -165,7 +165,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         tie_embeddings=tied,
         qkv_bias=architecture.qkv_bias or bias or everywhere or _flag(config, "qkv_bias", architecture.qkv_bias_field),
         output_bias=output_bias or everywhere,
-        mlp_bias=everywhere,
+        mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", False)),
         qk_norm="head" if normed else architecture.qk_norm,
         logit_bias=architecture.logit_bias and config.boolean("lm_head_bias", False),
         windows=windows,

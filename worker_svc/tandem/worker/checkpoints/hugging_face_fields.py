@@ -150,7 +150,9 @@ WRAPPER: Table = (
 
 # By our name of the architecture.
 CONFIG: Mapping[str, Table] = {
-    "llama": _CONFIG | rules(USED, "attention_bias") | {"sliding_window": Only(), "use_sliding_window": Only((False,))},
+    "llama": _CONFIG
+    | rules(USED, "attention_bias mlp_bias")
+    | {"sliding_window": Only(), "use_sliding_window": Only((False,))},
     "mistral": _CONFIG | rules(USED, "sliding_window"),
     "ministral": _CONFIG | rules(USED, "sliding_window"),
     "mixtral": _CONFIG | rules(USED, "sliding_window") | _EXPERTS,
@@ -184,7 +186,7 @@ CONFIG: Mapping[str, Table] = {
     | _PARTIAL,
     "deepseek_v2": _LATENTS
     | _LATENT_EXPERTS
-    | rules(USED, "first_k_dense_replace num_experts")
+    | rules(USED, "first_k_dense_replace num_experts mlp_bias")
     | {"topk_method": USED, "norm_topk_prob": Only((False,)), "rope_interleave": Only((True,))},
     "deepseek_v3": _LATENTS
     | _LATENT_EXPERTS
@@ -203,7 +205,7 @@ CONFIG: Mapping[str, Table] = {
     | {"indexer_rope_interleave": Only((True,))},
     "youtu": _LATENTS | rules(USED, "rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
     "minicpm3": _LATENTS
-    | rules(USED, "scale_emb scale_depth dim_model_base")
+    | rules(USED, "mlp_bias scale_emb scale_depth dim_model_base")
     | rules(Only(), "logits_scaling logit_scale embedding_multiplier residual_multiplier"),  # what these are read as
     "minimax_m2": _CONFIG
     | rules(USED, "num_experts rotary_dim")
@@ -216,16 +218,20 @@ CONFIG: Mapping[str, Table] = {
     | _EXPERTS
     | _PARTIAL,
     "smollm3": _CONFIG
-    | rules(USED, "attention_bias no_rope_layers no_rope_layer_interval use_sliding_window")
+    | rules(USED, "attention_bias mlp_bias no_rope_layers no_rope_layer_interval use_sliding_window")
     | _NO_WINDOW,
     "ministral3": _CONFIG | rules(USED, "sliding_window"),
-    "seed_oss": _CONFIG | rules(USED, "attention_bias attention_out_bias") | rules(NEUTRAL, "residual_dropout"),
-    "helium": _CONFIG | rules(USED, "attention_bias"),
+    "seed_oss": _CONFIG
+    | rules(USED, "attention_bias attention_out_bias mlp_bias")
+    | rules(NEUTRAL, "residual_dropout"),
+    "helium": _CONFIG | rules(USED, "attention_bias mlp_bias"),
     "internlm3": _CONFIG | rules(Only((False,)), "qkv_bias bias"),
-    "arcee": _CONFIG | rules(USED, "attention_bias") | {"hidden_act": Only(("relu2",))},
+    "arcee": _CONFIG | rules(USED, "attention_bias mlp_bias") | {"hidden_act": Only(("relu2",))},
     "ernie4_5": _CONFIG,
     "granite": _CONFIG
-    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"),
+    | rules(
+        USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+    ),
     "starcoder2": _CONFIG
     | rules(USED, "norm_epsilon use_bias sliding_window")
     | rules(
@@ -284,7 +290,10 @@ CONFIG: Mapping[str, Table] = {
     | _MAMBA
     | _EXPERTS,
     "nemotron_h": _CONFIG
-    | rules(USED, "attention_bias layers_block_type hybrid_override_pattern layer_norm_epsilon use_bias use_conv_bias")
+    | rules(
+        USED,
+        "mlp_bias attention_bias layers_block_type hybrid_override_pattern layer_norm_epsilon use_bias use_conv_bias",
+    )
     | rules(USED, "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel time_step_min")
     # dt has no upper limit, and its lower one is time_step_min
     | rules(NEUTRAL, "time_step_limit time_step_max time_step_floor time_step_rank time_step_init_scheme expand")
@@ -303,7 +312,7 @@ CONFIG: Mapping[str, Table] = {
         "layer_types": Only(),
     },
     "falcon_h1": _CONFIG
-    | rules(USED, "mamba_d_ssm mamba_rms_norm mamba_norm_before_gate projectors_bias lm_head_multiplier")
+    | rules(USED, "mlp_bias mamba_d_ssm mamba_rms_norm mamba_norm_before_gate projectors_bias lm_head_multiplier")
     | rules(USED, "embedding_multiplier mlp_multipliers key_multiplier ssm_multipliers ssm_in_multiplier")
     | rules(USED, "ssm_out_multiplier attention_in_multiplier attention_out_multiplier")
     | rules(NEUTRAL, "num_logits_to_keep mamba_use_mlp mlp_expansion_factor")

@@ -99,7 +99,7 @@ class ModelConfig:
     gate_multiplier: float = 1.0  # of the feed-forward part's gate, before its activation
     activation: Activation = "silu"  # of the feed-forward layer
     gated: bool = True  # activation(gate x) * up x; else activation(up x)
-    mlp_bias: bool = False  # of the feed-forward layer's matrices
+    mlp_bias: bool = False  # of the matrices of ordinary feed-forward parts, and of a shared expert
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
     logit_bias: bool = False  # added to what the output projection gives
@@ -128,8 +128,6 @@ class ModelConfig:
         require_finite("rope_scale", self.rope_scale, above=0.0)
         if self.parallel and self.norm_placement != "before":
             raise ConfigError("norm_placement", "must be before in layers whose parts are side by side")
-        if self.mlp_bias and self.gated:
-            raise ConfigError("mlp_bias", "is served in feed-forward layers without a gate alone")
         if self.window_rope_theta is not None:
             require_finite("window_rope_theta", self.window_rope_theta, at_least=1.0)
         for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_multiplier"):
@@ -445,8 +443,6 @@ class ModelConfig:
         shapes = self._norm_shapes("mlp.norm") if self.mixes(layer) and not self.parallel else {}
         if self.norm_placement == "both":
             shapes |= self._norm_shapes("mlp.post_norm")
-        if self.mlp_bias:
-            shapes |= {"mlp.up_bias": (self.intermediate_size,), "mlp.down_bias": (self.hidden_size,)}
         if self.layer_scale:
             shapes["scale"] = (1,)
         if self.per_layer_inputs is not None:
@@ -454,11 +450,11 @@ class ModelConfig:
             shapes["per_layer.output"] = (self.hidden_size, self.per_layer_inputs.size)
             shapes["per_layer.norm"] = (self.hidden_size,)
         if not self.has_experts(layer):
-            return shapes | self._matrices("mlp", self.inner_size(layer))
+            return shapes | self._matrices("mlp", self.inner_size(layer), bias=self.mlp_bias)
         assert self.experts is not None
         experts = self.experts
         if experts.beside:
-            shapes |= self._matrices("mlp", self.inner_size(layer))
+            shapes |= self._matrices("mlp", self.inner_size(layer), bias=self.mlp_bias)
             for name in ("beside.norm", "beside.post_norm", "mlp.own_norm", "router_norm"):
                 shapes[name] = (self.hidden_size,)
         if experts.weighed:
@@ -469,24 +465,21 @@ class ModelConfig:
         if experts.biases:
             shapes["router_logit_bias"] = (experts.count,)
         if experts.shared_size:
-            shapes |= self._matrices("shared", experts.shared_size)
+            shapes |= self._matrices("shared", experts.shared_size, bias=self.mlp_bias)
             if experts.shared_router:
                 shapes["shared_router"] = (1, self.hidden_size)
         for expert in range(experts.count):
-            shapes |= self._matrices(f"experts.{expert}", experts.intermediate_size)
-            if experts.biases:
-                for matrix, size in (("gate", experts.intermediate_size), ("up", experts.intermediate_size)):
-                    shapes[f"experts.{expert}.{matrix}_bias"] = (size,)
-                shapes[f"experts.{expert}.down_bias"] = (self.hidden_size,)
+            shapes |= self._matrices(f"experts.{expert}", experts.intermediate_size, bias=experts.biases)
         return shapes
 
     def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
         size = (self.hidden_size,)
         return {name: size, f"{name}_bias": size} if self.norm_bias else {name: size}
 
-    def _matrices(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
-        gate: dict[str, tuple[int, ...]] = {f"{name}.gate": (size, self.hidden_size)} if self.gated else {}
-        return gate | {
-            f"{name}.up": (size, self.hidden_size),
-            f"{name}.down": (self.hidden_size, size),
-        }
+    def _matrices(self, name: str, size: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
+        rows = ({"gate": size} if self.gated else {}) | {"up": size}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.{part}": (size, self.hidden_size) for part in rows}
+        shapes[f"{name}.down"] = (self.hidden_size, size)
+        if bias:
+            shapes |= {f"{name}.{part}_bias": (count,) for part, count in (rows | {"down": self.hidden_size}).items()}
+        return shapes

@@ -59,6 +59,7 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "attention_out_bias": config.output_bias,
         "qkv_bias": config.qkv_bias,
         "use_bias": config.mlp_bias,
+        "mlp_bias": config.mlp_bias,
         "lm_head_bias": config.logit_bias,
         "use_qk_norm": config.qk_norm is not None,
     }

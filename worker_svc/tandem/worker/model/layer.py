@@ -123,12 +123,13 @@ class Layer(torch.nn.Module):
         if not self._feeds:
             pass
         elif experts is not None and not experts.beside:
-            self.feed_forward = MixtureOfExperts(config.hidden_size, experts, dtype, operations)
+            self.feed_forward = MixtureOfExperts(config, experts, dtype, operations)
         elif not config.gated:
             self.feed_forward = UngatedFeedForward(config, dtype, operations)
         else:
             self.feed_forward = FeedForward(
                 *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
+                biases=config.mlp_bias,
                 gate_multiplier=config.gate_multiplier,
             )
         self.beside = ExpertsBeside(config, experts, dtype, operations) if experts and experts.beside else None

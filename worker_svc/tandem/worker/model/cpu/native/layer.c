@@ -92,7 +92,7 @@ static void product(const Matrix *w, const float *x, float *out, const Step *s) 
     const int64_t width = width_of(w);
     matrix_product(w, x, s->room, out, s->rows, s->threads);
     if (!w->bias) return;
-    if (width == w->outputs) tandem_add(out, w->bias, s->rows, width, 0, s->threads);
+    if (width == w->outputs && width % 8 == 0) tandem_add(out, w->bias, s->rows, width, 0, s->threads);
     else
         for (int64_t row = 0; row < s->rows; row++)
             for (int64_t i = 0; i < w->outputs; i++) out[row * width + i] += w->bias[i];
