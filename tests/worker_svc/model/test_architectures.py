@@ -303,6 +303,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", {"head_dim": 8}),
     "arcee with biases": ("Arcee", {"head_dim": 8, "mlp_bias": True}),
     "ernie4_5": ("Ernie4_5", {}),
+    "ernie4_5 with biases": ("Ernie4_5", {"use_bias": True, "head_dim": 8}),
     "ernie4_5, output apart": ("Ernie4_5", {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 100.0}}),
     "granite": ("Granite", GRANITE),
     "granite with biases": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True}),

@@ -707,7 +707,15 @@ ARCHITECTURES = {
             mlp_bias=True,
             always={"activation": "relu2", "gated": False},
         ),
-        Architecture("ernie4_5", "Ernie4_5ForCausalLM", rope_theta=500000.0, head_dim=128, tied=True, interleaved=True),
+        Architecture(
+            "ernie4_5",
+            "Ernie4_5ForCausalLM",
+            rope_theta=500000.0,
+            head_dim=128,
+            tied=True,
+            use_bias=False,
+            interleaved=True,
+        ),
         Architecture("granite", "GraniteForCausalLM", attention_bias=False, mlp_bias=True, attention_multiplier=1.0),
         Architecture(
             "starcoder2",

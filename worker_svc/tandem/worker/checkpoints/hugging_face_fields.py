@@ -227,7 +227,7 @@ CONFIG: Mapping[str, Table] = {
     "helium": _CONFIG | rules(USED, "attention_bias mlp_bias"),
     "internlm3": _CONFIG | rules(Only((False,)), "qkv_bias bias"),
     "arcee": _CONFIG | rules(USED, "attention_bias mlp_bias") | {"hidden_act": Only(("relu2",))},
-    "ernie4_5": _CONFIG,
+    "ernie4_5": _CONFIG | rules(USED, "use_bias"),
     "granite": _CONFIG
     | rules(
         USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
