@@ -136,7 +136,10 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": MODELS["helium"],
     "gemma2": MODELS["gemma2"],
     "gpt_oss": MODELS["gpt oss"],
-    "qwen2_moe": MODELS["qwen2 moe"],
+    "qwen2_moe": (
+        "Qwen2Moe",
+        MODELS["qwen2 moe"][1] | WINDOW | {"use_sliding_window": True, "max_window_layers": 2},
+    ),
     "olmoe": MODELS["olmoe"],
     "flex_olmo": MODELS["flex olmo"],
     "granitemoe": MODELS["granite moe"],

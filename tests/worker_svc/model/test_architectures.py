@@ -320,6 +320,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         QWEN2_MOE | {"norm_topk_prob": True, "mlp_only_layers": [1], "qkv_bias": False},
     ),
+    "qwen2 moe, windows in turns": (
+        "Qwen2Moe",
+        QWEN2_MOE
+        | {"num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 3},
+    ),
+    "qwen2 moe, windows that are listed": (
+        "Qwen2Moe",
+        QWEN2_MOE
+        | {"use_sliding_window": True, "sliding_window": WINDOW}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
     "olmoe": ("Olmoe", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0}),
     "olmoe with biases, normalized": (
         "Olmoe",
@@ -622,7 +633,14 @@ COMPANY = [
     "cohere2",
     "gemma2",
 ]
-COMPANY += ["gemma3", "qwen2 moe", "flex olmo", "granite moe", "phi3, rotated in part, longrope", "phi moe"]
+COMPANY += [
+    "gemma3",
+    "qwen2 moe, windows in turns",
+    "flex olmo",
+    "granite moe",
+    "phi3, rotated in part, longrope",
+    "phi moe",
+]
 COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]

@@ -290,6 +290,9 @@ class Architecture:
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
     mlp_bias: bool = False  # whether it knows this field, of the feed-forward part's matrices
+    # Without `layer_types`, every second one of the first `max_window_layers` layers has a window, from the first one on;
+    # elsewhere those behind them have.
+    windows_in_turns: bool = False
     norms_from_one: bool = False  # norms multiply by 1 + weight
     norm_eps: str = "rms_norm_eps"  # which field says it
     logit_scale: float = 1.0  # the default of this field
@@ -448,7 +451,9 @@ ARCHITECTURES = {
             _QWEN2_MOE_NAMES,
             special_ids={},
             qkv_bias_field=True,
-            use_sliding_window=True,
+            **_QWEN_WINDOW,
+            window_by_layer=True,
+            windows_in_turns=True,
             experts=ExpertFields(count=60, per_token=4, dense="listed", shared="size", always={"shared_router": True}),
         ),
         Architecture(

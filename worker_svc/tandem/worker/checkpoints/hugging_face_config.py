@@ -404,6 +404,8 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
         if full > 0 and not architecture.window_by_layer:
             raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
     usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
+    if architecture.windows_in_turns and window is not None:
+        usual = ["full_attention" if layer % 2 or layer >= full else "sliding_attention" for layer in range(layers)]
     every = config.integer("sliding_window_pattern", architecture.full_every)
     if every < 0:
         raise config.error("sliding_window_pattern", f"must be at least 1, but is {every}")
