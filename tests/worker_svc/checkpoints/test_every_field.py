@@ -140,7 +140,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         MODELS["qwen2 moe"][1] | WINDOW | {"use_sliding_window": True, "max_window_layers": 2},
     ),
-    "olmoe": MODELS["olmoe"],
+    "olmoe": MODELS["olmoe, queries, keys and values that are limited"],
     "flex_olmo": MODELS["flex olmo"],
     "granitemoe": MODELS["granite moe"],
     "phi3": MODELS["phi3, rotated in part, longrope"],

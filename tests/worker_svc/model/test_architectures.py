@@ -343,6 +343,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "olmoe, queries, keys and values that are limited": (
+        "Olmoe",
+        {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.6, "pad_token_id": 0},
+    ),
     "flex olmo": ("FlexOlmo", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0}),
     "flex olmo with biases, normalized": (
         "FlexOlmo",
@@ -641,7 +645,7 @@ COMPANY += [
     "phi3, rotated in part, longrope",
     "phi moe",
 ]
-COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
+COMPANY += ["olmoe, queries, keys and values that are limited", "glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]

@@ -179,6 +179,7 @@ LAYERS: Mapping[str, dict[str, Any]] = {
     "Qwen2's biases": {"qkv_bias": True, "output_bias": True},
     "Qwen3's norms of heads": {"qk_norm": "head"},
     "OLMo's norms of all heads, and after its parts": {"qk_norm": "whole", "norm_placement": "after"},
+    "OLMoE's limit": {"qk_norm": "whole", "qkv_limit": 0.5},
     "GLM's norms around its parts": {"norm_placement": "both", "qkv_bias": True},
     "Gemma's": {"norm_placement": "both", "activation": "gelu_tanh", "attention_soft_cap": 3.0},
     "no gate": {"activation": "relu2", "gated": False},

@@ -167,6 +167,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         output_bias=output_bias or everywhere,
         mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", False)),
         qk_norm="head" if normed else architecture.qk_norm,
+        qkv_limit=_qkv_limit(config) if architecture.qkv_limit else 0.0,
         logit_bias=architecture.logit_bias and config.boolean("lm_head_bias", False),
         windows=windows,
         window_rope_theta=window_theta,
@@ -208,6 +209,13 @@ def _attention_multiplier(config: Fields, architecture: Architecture) -> float |
     if scalar <= 0:
         raise config.error("query_pre_attn_scalar", f"must be more than 0, but is {scalar:g}")
     return float(scalar**-0.5)
+
+
+def _qkv_limit(config: Fields) -> float:
+    limit = config.number("clip_qkv", None)
+    if limit is not None and limit <= 0:
+        raise config.error("clip_qkv", f"must be more than 0, but is {limit:g}")
+    return limit or 0.0
 
 
 def _soft_cap(config: Fields, key: str, default: float | None) -> float:

@@ -160,7 +160,8 @@ CONFIG: Mapping[str, Table] = {
     "qwen3": _CONFIG | rules(USED, "attention_bias") | _QWEN_WINDOWS,
     "qwen3_moe": _CONFIG | rules(USED, "attention_bias") | _QWEN_WINDOWS | _LISTED_EXPERTS,
     "qwen2_moe": _CONFIG | rules(USED, "qkv_bias shared_expert_intermediate_size") | _QWEN_WINDOWS | _LISTED_EXPERTS,
-    "olmoe": _CONFIG | rules(USED, "attention_bias num_experts num_local_experts num_experts_per_tok norm_topk_prob"),
+    "olmoe": _CONFIG
+    | rules(USED, "clip_qkv attention_bias num_experts num_local_experts num_experts_per_tok norm_topk_prob"),
     "flex_olmo": _CONFIG | rules(USED, "attention_bias num_experts num_experts_per_tok norm_topk_prob"),
     "granitemoe": _CONFIG
     | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")

@@ -68,6 +68,7 @@ class ModelConfig:
     output_bias: bool = False  # of the attention's output
     # q and k are normalized before they are rotated: by head, or all; unit: by head, in layers that rotate, no weights
     qk_norm: Literal["head", "whole", "unit"] | None = None
+    qkv_limit: float = 0.0  # of the size of numbers in q, k and v, behind their norms; 0: none
     norm_placement: Literal["before", "after", "both"] = "before"  # of a layer's parts: what goes in, or comes out
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
@@ -135,8 +136,10 @@ class ModelConfig:
                 require_finite(name, getattr(self, name), above=0.0)
         for name in ("mixing_multiplier", "feed_forward_multiplier", "gate_multiplier"):
             require_finite(name, getattr(self, name), above=0.0)
-        for name in ("attention_soft_cap", "logit_soft_cap"):
+        for name in ("qkv_limit", "attention_soft_cap", "logit_soft_cap"):
             require_finite(name, getattr(self, name), at_least=0.0)
+        if self.qkv_limit and (self.qk_norm != "whole" or self.values_are_keys):
+            raise ConfigError("qkv_limit", "is served with norms over all heads at once alone")
         if self.residual_multiplier != 1 and self.norm_placement != "before":
             raise ConfigError("residual_multiplier", "is served with norms before a layer's parts alone")
         if self.rope_scaling is not None and self.rope_scaling.factors:

@@ -74,6 +74,7 @@ def _numbers(config: ModelConfig) -> dict[str, Any]:
         "query_pre_attn_scalar": None if multiplier is None else _whole(round(multiplier**-2, 6)),
         "logits_scaling": 1 / config.logit_multiplier,
         "logit_scale": config.logit_multiplier,
+        "clip_qkv": config.qkv_limit or None,
         "attn_logit_softcapping": config.attention_soft_cap or None,
         "final_logit_softcapping": config.logit_soft_cap or None,
     }

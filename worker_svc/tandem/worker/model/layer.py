@@ -209,6 +209,8 @@ class Layer(torch.nn.Module):
             qkv = torch.cat((qkv, qkv[:, self._q_size :]), dim=1)
         qkv = qkv.view(self._qkv_shape)
         self._normalize_whole(qkv)
+        if limit := self._config.qkv_limit:
+            qkv.clamp_(-limit, limit)
         slots = step.slots if self._stores else None
         queries = self._operations.rotate_and_store(
             qkv, step.rotations[self._rope], step.cache, self._index, slots, first
@@ -295,6 +297,7 @@ class Layer(torch.nn.Module):
             by=self._config.mixing_multiplier,
             first=first,
             whole=whole,
+            limit=self._config.qkv_limit,
             heads=self._heads,
             kv_heads=self._kv_heads,
             stored_heads=self._stored_heads,

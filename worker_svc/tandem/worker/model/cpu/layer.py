@@ -349,7 +349,7 @@ def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:
     for vector in (how.first.bias, *how.first.norms):
         taken.vector(vector)
     layer.made = heads_of(how.first, how.heads, how.kv_heads, how.head_dim, whole=how.whole)
-    layer.made.stored_heads = how.stored_heads
+    layer.made.stored_heads, layer.made.limit = how.stored_heads, how.limit
     layer.stores, layer.values_are_keys = how.stores, how.values_are_keys
     layer.sinks = taken.vector(how.scores.sinks)
     layer.scale, layer.cap, layer.grows, layer.gated = how.scores.scale, how.scores.cap, how.grows, how.gated

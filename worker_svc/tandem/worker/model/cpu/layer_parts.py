@@ -197,6 +197,7 @@ class Attending(NamedTuple):
     by: float  # what the answer is multiplied by
     first: Unfinished
     whole: bool  # the norms are over all heads of a row at once
+    limit: float  # of the size of what comes out of them; 0: none
     heads: int
     kv_heads: int  # that the first product gives keys of
     stored_heads: int  # that are looked at

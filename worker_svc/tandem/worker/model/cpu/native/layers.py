@@ -44,6 +44,8 @@ class Heads(ctypes.Structure):
     heads: int
     kv_heads: int
     head_dim: int
+    stored_heads: int
+    limit: float  # 0 unless it is set
     _fields_ = (
         ("bias", _POINTER),
         ("norms", _POINTER * 3),
@@ -51,6 +53,7 @@ class Heads(ctypes.Structure):
         ("key_scale", _POINTER),
         *((name, _SIZE) for name in ("heads", "kv_heads", "head_dim", "stored_heads")),
         ("eps", ctypes.c_float),
+        ("limit", ctypes.c_float),
         ("whole", ctypes.c_int32),
     )
 

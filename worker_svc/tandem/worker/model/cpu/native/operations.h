@@ -17,8 +17,8 @@ typedef struct {
     const float *key_mean, *key_scale;  // [stored_heads, head_dim]: keys are stored normalized; or 0
     int64_t heads, kv_heads, head_dim;  // kv_heads: of keys in the row
     int64_t stored_heads;               // of keys that are looked at
-    float eps;
-    int32_t whole;  // norms are over all heads at once, and their weights of all
+    float eps, limit;                   // limit: of the size of what the norms give; 0: none
+    int32_t whole;                      // norms are over all heads at once, and their weights of all
 } Heads;
 
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least,

@@ -114,8 +114,15 @@ INLINE void multiply(float *x, const float *factors, int64_t size) {
         _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(factors + i)));
 }
 
-// Finishes qkv [rows, heads + 2 kv_heads, head_dim], rows `stride` apart, where they are: a bias and norms (`Heads`), the
-// rotation of queries and keys by cos and signed sin [rows, head_dim]; then stores keys and values, unless
+// NaN stays.
+INLINE void limit_row(float *x, float limit, int64_t size) {
+    const __m256 most = _mm256_set1_ps(limit), least = _mm256_set1_ps(-limit);
+    for (int64_t i = 0; i < size; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_min_ps(most, _mm256_max_ps(least, _mm256_loadu_ps(x + i))));
+}
+
+// Finishes qkv [rows, heads + 2 kv_heads, head_dim], rows `stride` apart, where they are: a bias, norms and a limit
+// (`Heads`), the rotation of queries and keys by cos and signed sin [rows, head_dim]; then stores keys and values, unless
 // `keys` is null, at slots [2, rows] in pages [pages, kv_heads, page_size, ...]. head_dim % 8 == 0.
 void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const float *cos, const float *sin,
                              const Pages *keys, const Pages *values, int format, const int64_t *slots, int64_t rows,
@@ -135,6 +142,7 @@ void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const f
             for (int64_t i = 0; i < counts[which] * d; i += size)
                 norm_row(part + i, 0, h->norms[which], part + i, size, h->eps);
         }
+        if (h->limit) limit_row(all, h->limit, (h->heads + 2 * h->kv_heads) * d);
         const float *c = cos + row * d, *s = sin + row * d;
         for (int64_t head = 0; head < h->heads + h->kv_heads; head++) {
             float *x = all + head * d;
