@@ -291,8 +291,8 @@ class Architecture:
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
     mlp_bias: bool = False  # whether it knows this field, of the feed-forward part's matrices
-    # Without `layer_types`, every second one of the first `max_window_layers` layers has a window, from the first one on;
-    # elsewhere those behind them have.
+    # Without `layer_types`, every second one of the first `max_window_layers` layers has a window, beginning with the
+    # first one; elsewhere those behind them have.
     windows_in_turns: bool = False
     norms_from_one: bool = False  # norms multiply by 1 + weight
     norm_eps: str = "rms_norm_eps"  # which field says it
