@@ -123,7 +123,9 @@ class Layer(torch.nn.Module):
         if not self._feeds:
             pass
         elif experts is not None and not experts.beside:
-            self.feed_forward = MixtureOfExperts(config, experts, dtype, operations)
+            self.feed_forward = MixtureOfExperts(
+                config.hidden_size, experts, dtype, operations, shared_biases=config.mlp_bias
+            )
         elif not config.gated:
             self.feed_forward = UngatedFeedForward(config, dtype, operations)
         else:

@@ -28,7 +28,6 @@ from functools import partial
 import torch
 
 from tandem.worker.checkpoints.layer_parts import Experts
-from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.linear import Bias, Linear, Router
@@ -40,9 +39,16 @@ class MixtureOfExperts(torch.nn.Module):
 
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, model: ModelConfig, experts: Experts, dtype: torch.dtype, operations: Operations) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        experts: Experts,
+        dtype: torch.dtype,
+        operations: Operations,
+        *,
+        shared_biases: bool = False,
+    ) -> None:
         super().__init__()
-        hidden_size = model.hidden_size
         self.config = experts
         self._operations = operations
         self.joined: JoinedExperts | None = None  # what computes them together
@@ -67,7 +73,7 @@ class MixtureOfExperts(torch.nn.Module):
         self.shared: FeedForward | None = None
         self.shared_router: Router | None = None
         if experts.shared_size:
-            self.shared = FeedForward(hidden_size, experts.shared_size, dtype, operations, biases=model.mlp_bias)
+            self.shared = FeedForward(hidden_size, experts.shared_size, dtype, operations, biases=shared_biases)
             self.shared_router = Router(hidden_size, 1, dtype) if experts.shared_router else None
 
     def join(self) -> None:
