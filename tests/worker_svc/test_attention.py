@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,13 @@ from tests.worker_svc.model.cuda.kernels.attention_reference import attention as
 
 # Heads, kv heads, head dim.
 LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32), (2, 2, 6), (3, 1, 10)]
-KINDS: dict[str, type[TorchOperations]] = {"torch": TorchOperations, "compiled": NativeOperations}
+SIZES = [((4, 2, size), 70 * (size % 3)) for size in (64, 80, 96, 128, 192, 256)]
+GROUPS = [((group, 1, 64), 100 * (group % 2)) for group in range(1, 17)]
+KINDS: dict[str, type[TorchOperations]] = {
+    "torch": TorchOperations,
+    "compiled": NativeOperations,
+    "by AVX2": NativeOperations,
+}
 ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
 
@@ -102,11 +110,29 @@ def exact(scene: Scene, sequence: Sequence) -> torch.Tensor:
     return out.transpose(0, 1)
 
 
-@pytest.fixture(params=KINDS)
-def operations(request: pytest.FixtureRequest) -> Operations:
-    if request.param == "compiled" and not native.available():
+@contextlib.contextmanager
+def compiled(*, wide: bool) -> Iterator[None]:
+    """Compiled attention by all that the processor has, or by AVX2 alone where it has more."""
+    if not native.available():
         pytest.skip("no AVX2, or no C compiler")
-    return KINDS[request.param]()
+    if not native.allow_wide_attention(wide) and not wide:
+        pytest.skip("no AVX-512 with VNNI: that is what serves")
+    try:
+        yield
+    finally:
+        native.allow_wide_attention(True)
+
+
+@pytest.fixture(params=KINDS)
+def operations(request: pytest.FixtureRequest) -> Iterator[Operations]:
+    with contextlib.nullcontext() if request.param == "torch" else compiled(wide=request.param == "compiled"):
+        yield KINDS[request.param]()
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "by AVX2"])
+def _compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    with compiled(wide=request.param):
+        yield
 
 
 @pytest.mark.parametrize("dtype", ERRORS, ids=str)
@@ -129,9 +155,8 @@ def test_the_bits_are_the_same_alone_in_chunks_and_in_company(
 @pytest.mark.parametrize("page_size", [6, 16])
 @pytest.mark.parametrize("window", [0, 9, -9])
 @pytest.mark.parametrize("name", ["auto", "int8", "int6", "int4", "fp8"])
+@pytest.mark.usefixtures("_compiled")
 def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, window: int, page_size: int):
-    if not native.available():
-        pytest.skip("no AVX2, or no C compiler")
     within = 2e-4 if name in ("int8", "int6") else 2e-6  # queries and weights of 16 bits
     results = []
     for kind in (NativeOperations, TorchOperations):
@@ -147,18 +172,16 @@ def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, wind
 # A query for itself, with as many columns at once as there are; and two queries, in groups of int4.
 @pytest.mark.parametrize("layout", [(3, 3, 104), (4, 2, 96)], ids=str)
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "int8", "int6", "int4", "fp8"])
+@pytest.mark.usefixtures("_compiled")
 def test_few_queries_have_the_bits_of_many_over_stored_numbers(name: str, layout: tuple[int, int, int]):
-    if not native.available():
-        pytest.skip("no AVX2, or no C compiler")
     plain = name.endswith("16")
     dtype = getattr(torch, name) if plain else torch.float32
     scene = Scene(*layout, dtype, operations=NativeOperations(), stored=None if plain else kv_format(name, dtype))
     assert_same_bits(scene)
 
 
+@pytest.mark.usefixtures("_compiled")
 def test_every_number_of_8_bits_is_read_as_torch_reads_it():
-    if not native.available():
-        pytest.skip("no AVX2, or no C compiler")
     shape = CacheShape((KVHeads(1, 256),), 1, 4, kv_format("fp8", torch.float32))
     cache = KVCache(shape, "cpu")
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
@@ -169,6 +192,48 @@ def test_every_number_of_8_bits_is_read_as_torch_reads_it():
     # Of one key alone the answer is its value.
     out = plan.attend(cache.keys[0], cache.values[0], torch.zeros(1, 1, 256), Scores(1.0))
     torch.testing.assert_close(out.flatten(), every.float(), rtol=0, atol=0, equal_nan=True)
+
+
+# Sizes of heads that fill registers and that do not, and every way to cut the queries of a group.
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize(("layout", "window"), [*SIZES, *GROUPS], ids=str)
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "int8", "int6", "int4", "fp8"])
+def test_a_decode_is_that_of_float64_with_the_bits_of_a_prefill_in_any_number_of_threads(
+    name: str, layout: tuple[int, int, int], window: int
+):
+    plain = "float" in name
+    dtype = getattr(torch, name) if plain else torch.float32
+    stored = None if plain else kv_format(name, dtype)
+    sinks = torch.linspace(-2, 2, layout[0]) if window else None
+    cap = 20.0 if window else 0.0
+    scene = Scene(
+        *layout,
+        dtype,
+        64,
+        operations=NativeOperations(),
+        stored=stored,
+        window=window,
+        cap=cap,
+        sinks=sinks,
+        longest=333,
+    )
+    within = ERRORS[dtype] if plain else 2e-4
+    longest, cache = scene.sequences[-1], scene.cache
+    segments = [Segment(0, longest.length, 0, longest.pages)]
+    pages = (cache.keys[0], cache.values[0], cache.shape.format)
+    wanted = exact_pages(longest.q, *pages, segments, scene.scale, window, cap, sinks)[-3:]
+    (whole,) = scene.attend([(longest, 0, longest.length)])
+    assert (whole[-3:] - wanted).abs().max() < within
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            one_by_one = [scene.attend([(longest, place, place + 1)])[0] for place in range(330, 333)]
+            together = scene.attend([(scene.sequences[-2], 0, 450), (longest, 330, 333)])[1]
+            assert torch.equal(torch.cat(one_by_one), whole[-3:])
+            assert torch.equal(together, whole[-3:])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def assert_same_bits(scene: Scene) -> None:

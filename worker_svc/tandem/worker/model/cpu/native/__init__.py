@@ -54,6 +54,12 @@ def allow_wide(allowed: bool) -> bool:
     return bool(calls().tandem_allow_wide(allowed))
 
 
+def allow_wide_attention(allowed: bool) -> bool:
+    """Whether attention may use AVX-512 with VNNI from now on, as it does at first; whether the processor has it. For
+    comparisons: the bits differ."""
+    return bool(calls().tandem_allow_wide_attention(allowed))
+
+
 def put_into_panels(rows: torch.Tensor, panels: torch.Tensor) -> None:
     """Stores `rows [n * 16, columns]` as `panels [n, columns, 16]`, both contiguous and of one dtype."""
     assert rows.is_contiguous() and panels.is_contiguous() and rows.dtype == panels.dtype

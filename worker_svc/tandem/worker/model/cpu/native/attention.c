@@ -59,59 +59,9 @@ INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *
     *l += one_sum(sum);
 }
 
-// The first key that the query at a place sees: with a window, `window - 1` keys and its own; below 0, those of its own
-// chunk of so many; with 0, all.
-INLINE int64_t oldest_seen(int64_t window, int64_t place) {
-    if (window < 0) return place / -window * -window;
-    return window && place >= window ? place - window + 1 : 0;
-}
-
-// Vector `first` of the pages, of keys or of values.
-static Vector vectors(const Attention *a, int which, int64_t first) {
-    const Vector all = {a->part[which][0], a->part[which][1]};
-    return vector(a->format, all, first, a->head_dim);
-}
-
-// What is asked for while others are computed with: the numbers of a page's keys or values; their constants at once.
-static Ahead asked(const Attention *a, int which, int64_t first) {
-    const int64_t size = a->page_size, constants = constants_of(a->format, a->head_dim) * 4;
-    const char *from = (const char *)a->part[which][0];
-    const int64_t length = length_of(a->format, a->head_dim);
-    if (constants) ask_for_all((const char *)a->part[which][1] + first * constants, size * constants);
-    const Ahead ahead = {from + first * length, from + (first + size) * length, KEYS * length};
-    return ahead;
-}
-
-// What is known of a piece of work between two pages: its queries, what is added up for them, the greatest score of each
-// and the sum of their weights.
-typedef struct {
-    float *q, *o, *m, *l, *q_step;
-    int16_t *few_q;
-} Piece;
-
-INLINE int64_t wide_of(int64_t d) { return (d + 15) / 16 * 16; }
-
-// Numbers of a piece, and of what is only needed within a page.
-INLINE int64_t numbers_of(int64_t rows, int64_t d) { return rows * (2 * d + 3 + wide_of(d) / 2); }
-
-INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {
-    const int64_t width = (size + 7) / 8 * 8;
-    return rows * (width + 1 + width / 2) + size * d;
-}
-
-static Piece piece(float *room, int64_t rows, int64_t d) {
-    float *o = room + rows * d, *m = o + rows * d, *l = m + rows, *q_step = l + rows;
-    const Piece of = {room, o, m, l, q_step, (int16_t *)(q_step + rows)};
-    return of;
-}
-
-INLINE int digits_in(const Attention *a) { return a->format == INT8 || a->format == INT6; }
-
-INLINE float bias_of(const Attention *a) { return a->format == FP8 ? FLOAT8_BIAS : 1; }
-
 // `head` counts pieces of work.
 static void begin(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
-    const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
+    const int64_t d = a->head_dim, rows = block[1] * a->group, wide = whole(d, 16);
     const __m256 scale = _mm256_set1_ps(a->scale * bias_of(a));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
@@ -131,7 +81,7 @@ static void begin(const Attention *a, const int32_t *block, int64_t head, const 
 static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of, int64_t start,
                     int64_t after, float *room) {
     const int64_t d = a->head_dim, size = a->page_size, width = (size + 7) / 8 * 8;
-    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, wide = wide_of(d);
+    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, wide = whole(d, 16);
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
     const int digits = digits_in(a), few = rows <= FEW;
     const int64_t chunk = one || few ? size : CHUNK, left = position + tokens - start, keys = left < size ? left : size;
@@ -139,7 +89,7 @@ static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, c
     const int64_t first = (a->tables[block[3] * a->width + start / size] * a->kv_heads + kv_head) * size;
     const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
     const Floats *stored = FORMATS[a->format], *floats = few ? stored : &fp32;
-    float *s = room, *w_step = s + rows * width, *tiles = w_step + rows;
+    float *s = room, *w_step = s + rows * width, *tiles = w_step + whole(rows, 16);
     int8_t *key_digits = (int8_t *)tiles, *value_digits = key_digits + size * d;
     int16_t *weights = (int16_t *)(tiles + size * d);
     const Vector plain = {tiles, 0};
@@ -193,15 +143,17 @@ static void end(const Attention *a, const int32_t *block, int64_t head, const Pi
     }
 }
 
+static const Way narrow = {begin, look_at, end};
+
 // Pieces from `from` to `to` of a block, together: page by page, whose heads lie side by side.
-static void attend(const Attention *a, const int32_t *block, int64_t from, int64_t to, float *room) {
+static void attend(const Attention *a, const Way *way, const int32_t *block, int64_t from, int64_t to, float *room) {
     const int64_t size = a->page_size, rows = block[1] * a->group, beyond = block[2] + block[1];
     const int32_t *pages = a->tables + block[3] * a->width;
     float *rest = room + (to - from) * numbers_of(rows, a->head_dim);
     Piece pieces[TOGETHER];
     for (int64_t head = from; head < to; head++) {
         pieces[head - from] = piece(room + (head - from) * numbers_of(rows, a->head_dim), rows, a->head_dim);
-        begin(a, block, head, pieces + head - from);
+        way->begin(a, block, head, pieces + head - from);
     }
     for (int64_t start = oldest_seen(a->window, block[2]) / size * size; start < beyond; start += size)
         for (int64_t head = from; head < to; head++) {
@@ -209,14 +161,22 @@ static void attend(const Attention *a, const int32_t *block, int64_t from, int64
             const int ends = head + 1 == to, next = ends && start + size < beyond;
             const int64_t page = pages[start / size + next], beside = ends ? next ? from : head : head + 1;
             const int64_t after = (page * a->kv_heads + beside / a->shares) * size;
-            look_at(a, block, head / a->shares, pieces + head - from, start, after, rest);
+            way->look_at(a, block, head / a->shares, pieces + head - from, start, after, rest);
         }
-    for (int64_t head = from; head < to; head++) end(a, block, head, pieces + head - from);
+    for (int64_t head = from; head < to; head++) way->end(a, block, head, pieces + head - from);
 }
 
 INLINE int64_t at_once(int64_t rows, int64_t pieces) {
     const int64_t most = rows <= ROWS_TOGETHER ? TOGETHER : 1;
     return pieces < most ? pieces : most;
+}
+
+static int wide_allowed = 1;
+
+// Whether processors with AVX-512 and VNNI attend by it from now on, and whether this is one. The bits differ.
+int tandem_allow_wide_attention(int allowed) {
+    wide_allowed = allowed;
+    return wide_is_there();
 }
 
 // `most` is the largest number of tokens in a block. Returns 0, or 1 without memory.
@@ -244,13 +204,15 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          cap,
                          sinks};
     const int64_t rows = most * group, pieces = kv_heads * shares, share = (pieces + threads - 1) / threads;
-    const int64_t several = at_once(ROWS_TOGETHER, share) * (rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER);
-    const int64_t numbers = numbers_of(several > rows ? several : rows, head_dim) + room_of(rows, head_dim, page_size);
+    const int64_t few = numbers_of(rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER, head_dim);
+    const int64_t several = at_once(ROWS_TOGETHER, share) * few, many = numbers_of(rows, head_dim);
+    const int64_t numbers = (several > many ? several : many) + room_of(rows, head_dim, page_size);
     const int64_t parts = (pieces + share - 1) / share;
+    const Way *way = wide_allowed && wide_is_there() ? &wide_attention : &narrow;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        float *room = malloc((size_t)numbers * sizeof(float));
+        float *room = aligned_alloc(64, (size_t)whole(numbers, 16) * sizeof(float));
         if (!room) {
 #pragma omp atomic write
             failed = 1;
@@ -261,7 +223,7 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
             const int64_t first = job % parts * share, last = first + share < pieces ? first + share : pieces;
             const int64_t step = at_once(block[1] * group, share);
             for (int64_t head = first; room && head < last; head += step)
-                attend(&a, block, head, head + step < last ? head + step : last, room);
+                attend(&a, way, block, head, head + step < last ? head + step : last, room);
         }
         free(room);
     }

@@ -46,7 +46,112 @@ INLINE void ask_for(Ahead *ahead) {
     ahead->next += ahead->step;
 }
 
+// Numbers of e4m3 become a 256th of what they are: their bits are those of fp16 but for the exponent's bias, which is 8
+// less, and for NaN. Queries and what is added up are multiplied by it instead, which is exact.
+#define FLOAT8_BIAS 256.0f
+
+// Where numbers of one head and vector begin: of int4, its digits, and its steps and lowest values.
+typedef struct {
+    const void *numbers;
+    const float *constants;
+} Vector;
+
+// Bytes of a vector's numbers.
+INLINE int64_t length_of(const int format, int64_t d) {
+    if (format == FP32) return 4 * d;
+    if (format == BF16 || format == FP16) return 2 * d;
+    return format == INT4 ? d / 2 : format == INT6 ? d / 4 * 3 : d;
+}
+
+INLINE int64_t constants_of(const int format, int64_t d) {
+    if (format == INT4) return d % 32 ? 2 : d / 16;
+    return format == INT8 || format == INT6;
+}
+
+INLINE Vector vector(const int format, Vector first, int64_t n, int64_t d) {
+    const Vector v = {(const char *)first.numbers + n * length_of(format, d),
+                      format == INT4 ? first.constants + n * constants_of(format, d) : 0};
+    return v;
+}
+
+// The first key that the query at a place sees: with a window, `window - 1` keys and its own; below 0, those of its own
+// chunk of so many; with 0, all.
+INLINE int64_t oldest_seen(int64_t window, int64_t place) {
+    if (window < 0) return place / -window * -window;
+    return window && place >= window ? place - window + 1 : 0;
+}
+
+// Vector `first` of the pages, of keys or of values.
+INLINE Vector vectors(const Attention *a, int which, int64_t first) {
+    const Vector all = {a->part[which][0], a->part[which][1]};
+    return vector(a->format, all, first, a->head_dim);
+}
+
+// What is asked for while others are computed with: the numbers of a page's keys or values; their constants at once.
+INLINE Ahead asked(const Attention *a, int which, int64_t first) {
+    const int64_t size = a->page_size, constants = constants_of(a->format, a->head_dim) * 4;
+    const char *from = (const char *)a->part[which][0];
+    const int64_t length = length_of(a->format, a->head_dim);
+    if (constants) ask_for_all((const char *)a->part[which][1] + first * constants, size * constants);
+    const Ahead ahead = {from + first * length, from + (first + size) * length, KEYS * length};
+    return ahead;
+}
+
+// What is known of a piece of work between two pages: its queries, what is added up for them, the greatest score of each
+// and the sum of their weights.
+typedef struct {
+    float *q, *o, *m, *l, *q_step;
+    int16_t *few_q;
+} Piece;
+
+INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of * of; }
+
+// Numbers from a row of queries and sums to the next, at most.
+INLINE int64_t wide_of(int64_t d) { return whole(d, 32); }
+
+// Numbers of a piece, and of what is only needed within a page. All begin at whole cache lines.
+INLINE int64_t numbers_of(int64_t rows, int64_t d) {
+    return rows * (2 * wide_of(d) + wide_of(d) / 2) + whole(3 * rows, 16);
+}
+
+INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {
+    const int64_t width = whole(size, 16);
+    return rows * (width + width / 2) + whole(rows, 16) + size * wide_of(d);
+}
+
+INLINE Piece piece(float *room, int64_t rows, int64_t d) {
+    float *o = room + rows * wide_of(d), *m = o + rows * wide_of(d), *l = m + rows, *q_step = l + rows;
+    const Piece of = {room, o, m, l, q_step, (int16_t *)(m + whole(3 * rows, 16))};
+    return of;
+}
+
+INLINE int digits_in(const Attention *a) { return a->format == INT8 || a->format == INT6; }
+
+INLINE float bias_of(const Attention *a) { return a->format == FP8 ? FLOAT8_BIAS : 1; }
+
+// How a piece of work is done. What lies in its room has the same words with all ways, and an order of each one's own.
+typedef struct {
+    // `head` counts pieces of work.
+    void (*begin)(const Attention *a, const int32_t *block, int64_t head, const Piece *to);
+    // One page, from position `start` on. What is at `after` is asked for meanwhile.
+    void (*look_at)(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of, int64_t start,
+                    int64_t after, float *room);
+    void (*end)(const Attention *a, const int32_t *block, int64_t head, const Piece *of);
+} Way;
+
+// By AVX-512 with VNNI (attention_wide.c).
+extern const Way wide_attention;
+
 // clang-format off
+#define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \
+    for (int64_t row = 0; row < COUNT;) {                                                                              \
+        const int64_t left = COUNT - row;                                                                              \
+        if (HIGHEST == 6 && left >= 6 && left != 8) { CALL(6, __VA_ARGS__); row += 6; }                                \
+        else if (left >= 4) { CALL(4, __VA_ARGS__); row += 4; }                                                        \
+        else if (left == 3) { CALL(3, __VA_ARGS__); row += 3; }                                                        \
+        else if (left == 2) { CALL(2, __VA_ARGS__); row += 2; }                                                        \
+        else { CALL(1, __VA_ARGS__); row += 1; }                                                                       \
+    }
 #define BY_ROWS(COUNT, HIGHEST, CALL)                                                                                  \
     for (int64_t row = 0; row < COUNT;) {                                                                              \
         const int64_t left = COUNT - row;                                                                              \

@@ -8,21 +8,11 @@
 #define FEW                                                                                                            \
     4  // rows for which it costs less to make numbers fp32 each time they are loaded than to store and load them
 
-// Numbers of e4m3 become a 256th of what they are: their bits are those of fp16 but for the exponent's bias, which is 8
-// less, and for NaN. Queries and what is added up are multiplied by it instead, which is exact.
-#define FLOAT8_BIAS 256.0f
-
 INLINE __m256i halves_of_float8(__m256i wide) {
     const __m256i size = _mm256_set1_epi16(0x7f);
     const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, size), size);
     return _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff)), nan);
 }
-
-// Where numbers of one head and vector begin: of int4, its digits, and its steps and lowest values.
-typedef struct {
-    const void *numbers;
-    const float *constants;
-} Vector;
 
 // `count` (8 or 16) numbers of a vector from number i on, as fp32. `d` is what int4 is grouped by.
 INLINE void load(const int format, const int count, Vector v, int64_t i, int64_t d, __m256 *to) {
@@ -52,24 +42,6 @@ INLINE void load(const int format, const int count, Vector v, int64_t i, int64_t
             to[n] = format == BF16 ? _mm256_castsi256_ps(wide) : _mm256_cvtph_ps(raw);
         }
     }
-}
-
-// Bytes of a vector's numbers.
-INLINE int64_t length_of(const int format, int64_t d) {
-    if (format == FP32) return 4 * d;
-    if (format == BF16 || format == FP16) return 2 * d;
-    return format == INT4 ? d / 2 : format == INT6 ? d / 4 * 3 : d;
-}
-
-INLINE int64_t constants_of(const int format, int64_t d) {
-    if (format == INT4) return d % 32 ? 2 : d / 16;
-    return format == INT8 || format == INT6;
-}
-
-INLINE Vector vector(const int format, Vector first, int64_t n, int64_t d) {
-    const Vector v = {(const char *)first.numbers + n * length_of(format, d),
-                      format == INT4 ? first.constants + n * constants_of(format, d) : 0};
-    return v;
 }
 
 // `keys` vectors as fp32, to `room`.

@@ -17,6 +17,7 @@ _FUNCTIONS: dict[str, Signature] = {
     ),
     "fill_panels": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 2, _NUMBER], None),
     "allow_wide": ([_NUMBER], _NUMBER),
+    "allow_wide_attention": ([_NUMBER], _NUMBER),
     "wide_serves": ([], _NUMBER),
     "allow_amx": ([_NUMBER], None),
     "wide_product": ([_NUMBER, *[_POINTER] * 4, *[_SIZE] * 3, _NUMBER], None),
@@ -58,14 +59,16 @@ SOURCES = CSources(
     "operations",
     (
         *("products.c", "digits.c", "single_row.c", "quantized_wide.c", "panels.c", "panels_wide.c", "rows.c"),
-        *("store.c", "attention.c", "layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c"),
-        "short_convolution.c",
+        *("store.c", "attention.c", "attention_wide.c", "layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c"),
+        *("mamba.c", "short_convolution.c"),
     ),
     (
         *(
             "attention.h",
             "attention_digits.h",
             "attention_floats.h",
+            "attention_wide_digits.h",
+            "attention_wide_floats.h",
             "gates.h",
             "matrices.h",
             "numbers.h",

@@ -97,7 +97,6 @@ void digits_panels(const Product *p, int group, int64_t first, int64_t last);
 
 // By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows.
 #define WIDE_ROWS 8
-int wide_is_there(void);
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
 // How many pairs of inputs lie together in a panel, after which the next as many begin.
