@@ -1,8 +1,9 @@
 """What does a whole model's decode step cost at a long context, beside a short one, by how keys and values are stored?
 
 One sequence, the forward pass of all layers, `--context` tokens against `--short`, in turn. The keys and values of the
-long context are made up: nobody waits for its prefill. `read` is the sum of a tensor, all threads, the quickest of the
-rounds; what the long context costs more is told as a multiple of what its bytes take at that rate.
+long context are made up: nobody waits for its prefill. `read` is the sum of a tensor by all threads, beside each step;
+what the long context costs more is told as a multiple of what its bytes take at that rate. All are medians. `avx2` is
+the same without AVX-512 in attention, in turn, where the processor has it.
 
 llama.cpp reads the same file: `llama_decode` by llama-cpp-python with the interpreter of `--llama-cpp-python`, flash
 attention on; its context is 1,024 tokens that were computed, copied and turned to their places.
@@ -13,12 +14,14 @@ attention on; its context is 1,024 tokens that were computed, copied and turned 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,6 +40,7 @@ def measure_ours(path: str, form: str, options: argparse.Namespace) -> dict[str,
 
     from tandem.worker.engine.process.build import build_engine
     from tandem.worker.engine.process.config import EngineConfig
+    from tandem.worker.model.cpu import native
     from tandem.worker.model.runner import ModelRunner, Work
 
     room = options.context + options.steps + 64
@@ -65,34 +69,27 @@ def measure_ours(path: str, form: str, options: argparse.Namespace) -> dict[str,
             for part, first in zip(stored[layer], stored[0], strict=True):
                 part.copy_(first)
     pages = np.arange(cache.shape.pages)
-    seconds: dict[int, list[float]] = {options.short: [], options.context: []}
-    for step in range(options.steps + 1):
-        for context, took in seconds.items():
-            token = np.array([3 + step], dtype=np.int32)
-            began = time.perf_counter()
-            runner.forward([Work(token, context + step, pages, 1)])
-            if step:  # the first one warms up
-                took.append(time.perf_counter() - began)
-    return {
-        "short": statistics.median(seconds[options.short]),
-        "long": statistics.median(seconds[options.context]),
-        "bytes_per_token": built.shape.bytes_per_token,
-        "read_gb_per_second": read_rate(options.threads),
-    }
-
-
-def read_rate(threads: int) -> float:
-    """Billions of bytes a second, of one that fits no cache."""
-    import torch
-
-    torch.set_num_threads(threads)
     plain = torch.ones(1 << 27, dtype=torch.int64)
-    seconds = []
-    for _ in range(6):
+    ways = {"": True, "_avx2": False} if native.allow_wide_attention(True) else {"": True}
+    contexts = {"short": options.short, "long": options.context}
+    seconds: dict[str, list[float]] = {}
+
+    def note(name: str, call: Callable[[], object]) -> None:
         began = time.perf_counter()
-        plain.sum()
-        seconds.append(time.perf_counter() - began)
-    return plain.nbytes / min(seconds) / 1e9
+        call()
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+    torch.set_num_threads(options.threads)
+    for step in range(options.steps + 1):
+        token = np.array([3 + step], dtype=np.int32)
+        for way, wide in ways.items():
+            native.allow_wide_attention(wide)
+            for name, context in contexts.items():
+                note(name + way, functools.partial(runner.forward, [Work(token, context + step, pages, 1)]))
+        note("read", plain.sum)
+    took = {name: statistics.median(each[1:]) for name, each in seconds.items()}  # the first one warms up
+    rate = plain.nbytes / took.pop("read") / 1e9
+    return took | {"bytes_per_token": built.shape.bytes_per_token, "read_gb_per_second": rate}
 
 
 LLAMA_CPP = """
@@ -200,12 +197,19 @@ def told(answer: dict[str, float] | str, options: argparse.Namespace) -> dict[st
         return answer
     extra = answer["bytes_per_token"] * (options.context - options.short)
     limit = extra / answer["read_gb_per_second"] / 1e9
-    return answer | {
-        "extra_bytes": extra,
-        "bytes_at_the_limit": limit,
-        "extra_over_limit": (answer["long"] - answer["short"]) / limit,
-        "step_over_limit": answer["long"] / (answer["short"] + limit),
-    }
+    avx2 = (
+        {"extra_over_limit_avx2": (answer["long_avx2"] - answer["short_avx2"]) / limit} if "long_avx2" in answer else {}
+    )
+    return (
+        answer
+        | avx2
+        | {
+            "extra_bytes": extra,
+            "bytes_at_the_limit": limit,
+            "extra_over_limit": (answer["long"] - answer["short"]) / limit,
+            "step_over_limit": answer["long"] / (answer["short"] + limit),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -202,7 +202,8 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          window,
                          scale,
                          cap,
-                         sinks};
+                         sinks,
+                         count == 1};
     const int64_t rows = most * group, pieces = kv_heads * shares, share = (pieces + threads - 1) / threads;
     const int64_t few = numbers_of(rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER, head_dim);
     const int64_t several = at_once(ROWS_TOGETHER, share) * few, many = numbers_of(rows, head_dim);

@@ -18,6 +18,7 @@ typedef struct {
     int64_t kv_heads, group, shares, head_dim, value_dim, page_size, window;
     float scale, cap;    // cap 0: none
     const float *sinks;  // [heads], one more score each, of a value that is 0; or 0
+    int once;            // keys and values are looked at by one block of queries
 } Attention;
 
 #define QUERIES 3  // with KEYS sums each

@@ -115,12 +115,12 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
     int16_t *weights = (int16_t *)(tiles + size * wide);
     const Vector plain = {tiles, 0};
     const int8_t *k_digits = 0;
-    Ahead ahead = one ? asked(a, 0, after) : asked(a, 1, first);
+    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
     if (digits) {
         k_digits = wide_digits_of(a, 0, first, keys, digits_room);
 #define SCORES(R, ...)                                                                                                 \
     wide_score_digits(R, of->few_q + row * wide, wide, of->q_step + row, k_digits, k_scale, d, keys, s + row * width,  \
-                      width, &ahead)
+                      width, &soon)
         BY_WIDE_ROWS(rows, 4, SCORES, 0)
 #undef SCORES
     } else
@@ -128,7 +128,7 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
             const int64_t some = keys - key < chunk ? keys - key : chunk;
             const Vector k = vectors(a, 0, first + key);
             if (!few) stored->make_plain(k, d, some, tiles);
-            floats->scores(of->q, few ? k : plain, d, rows, some, s + key, width, &ahead);
+            floats->scores(of->q, few ? k : plain, d, rows, some, s + key, width, &soon);
         }
     for (int64_t row = 0; row < rows; row++) {
         const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
@@ -139,12 +139,12 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
         wide_soften(row_s, looked_at, begins, last, of->o + row * wide, wide, of->m + row, of->l + row);
         if (digits) w_step[row] = wide_weights(row_s, keys, looked_at, v_scale, weights + row * width);
     }
-    if (!one) ahead = asked(a, 0, after);
+    if (!one) soon = asked_soon(a, 1, first, 0, after);
     if (digits) {
         const int8_t *v_digits = one ? k_digits : wide_digits_of(a, 1, first, keys, digits_room);
 #define SUMS(R, ...)                                                                                                   \
     wide_add_digits(R, weights + row * width, width, w_step + row, v_digits, d, a->value_dim, keys,                    \
-                    of->o + row * wide, &ahead)
+                    of->o + row * wide, &soon)
         BY_WIDE_ROWS(rows, 6, SUMS, 0)
 #undef SUMS
     } else
@@ -152,7 +152,7 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
             const int64_t some = keys - key < chunk ? keys - key : chunk;
             const Vector v = vectors(a, 1, first + key);
             if (!few && !one) stored->make_plain(v, d, some, tiles);
-            floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, of->o, &ahead);
+            floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, of->o, &soon);
         }
 }
 

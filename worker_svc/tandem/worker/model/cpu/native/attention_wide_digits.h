@@ -5,11 +5,9 @@
 
 #include "attention_wide_floats.h"
 
-// 64 numbers of six bits as they are; see `digits_of_6_bits`. `from` and `high`: their lowest four bits and their highest
-// two, whose first `count` / 2 and / 4 bytes are read.
-INLINE __m512i wide_6_bits(const uint8_t *low, const uint8_t *high, int64_t count) {
-    const __m256i fours = _mm256_maskz_loadu_epi8(first_of(count / 2), low);
-    const __m128i twos = _mm_maskz_loadu_epi8((__mmask16)first_of(count / 4), high);
+// 64 numbers of six bits as they are, of which each byte of `fours` has the lowest four bits of two, and each of `twos`
+// the highest two of four.
+INLINE __m512i wide_6_bits(__m256i fours, __m128i twos) {
     __m512i a = _mm512_cvtepu8_epi16(fours), b = _mm512_cvtepu8_epi32(twos);
     a = _mm512_and_si512(_mm512_or_si512(a, _mm512_slli_epi16(a, 4)), _mm512_set1_epi8(15));
     b = _mm512_or_si512(_mm512_slli_epi32(b, 4), _mm512_slli_epi32(b, 10));
@@ -17,16 +15,41 @@ INLINE __m512i wide_6_bits(const uint8_t *low, const uint8_t *high, int64_t coun
     return _mm512_sub_epi8(_mm512_or_si512(a, b), _mm512_set1_epi8(32));
 }
 
-// The digits of `keys` vectors of one page and head: where they lie, or in `room`.
+// The same of 128 numbers, of which half the instructions are enough: to `to`.
+INLINE void wide_128_of_6_bits(const uint8_t *low, const uint8_t *high, int8_t *to) {
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const __m512i four = _mm512_set1_epi8(15), six = _mm512_set1_epi8(63), less = _mm512_set1_epi8(32);
+    const __m512i fours = _mm512_loadu_si512(low);
+    __m512i twos = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)high));
+    twos = _mm512_or_si512(twos, _mm512_slli_epi16(twos, 4));  // of each byte: those of two whose number is even
+    // `four` of the first, the rest of the second
+    __m512i even = _mm512_ternarylogic_epi32(four, fours, _mm512_slli_epi16(twos, 4), 0xca);
+    __m512i odd = _mm512_ternarylogic_epi32(four, _mm512_srli_epi16(fours, 4), _mm512_slli_epi16(twos, 2), 0xca);
+    even = _mm512_sub_epi8(_mm512_and_si512(even, six), less);
+    odd = _mm512_sub_epi8(_mm512_and_si512(odd, six), less);
+    const __m512i a = _mm512_unpacklo_epi8(even, odd), b = _mm512_unpackhi_epi8(even, odd);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi64(a, first, b));
+    _mm512_storeu_si512(to + 64, _mm512_permutex2var_epi64(a, last, b));
+}
+
+// The digits of `keys` vectors of one page and head: where they lie, or in `room`, which has room for 64 more.
 INLINE const int8_t *wide_digits_of(const Attention *a, const int which, int64_t first, int64_t keys, int8_t *room) {
     const int64_t d = a->head_dim;
     if (a->format == INT8) return (const int8_t *)a->part[which][0] + first * d;
-    for (int64_t key = 0; key < keys; key++) {
-        const uint8_t *low = (const uint8_t *)a->part[which][0] + (first + key) * (d / 4 * 3), *high = low + d / 2;
-        for (int64_t i = 0; i < d; i += 64) {
-            const __mmask64 mask = d - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (d - i)) - 1;
-            _mm512_mask_storeu_epi8(room + key * d + i, mask, wide_6_bits(low + i / 2, high + i / 4, d - i));
-        }
+    const uint8_t *low = (const uint8_t *)a->part[which][0] + first * (d / 4 * 3);
+    for (int64_t key = 0; key < keys; key++, low += d / 4 * 3) {
+        const uint8_t *high = low + d / 2;
+        int8_t *to = room + key * d;
+        int64_t i = 0;
+        for (; i + 128 <= d; i += 128) wide_128_of_6_bits(low + i / 2, high + i / 4, to + i);
+        for (; i + 64 <= d; i += 64)
+            _mm512_storeu_si512(to + i, wide_6_bits(_mm256_loadu_si256((const __m256i *)(low + i / 2)),
+                                                    _mm_loadu_si128((const __m128i *)(high + i / 4))));
+        if (i < d)  // and, behind them, some that the next vector's take the place of
+            _mm512_storeu_si512(to + i,
+                                wide_6_bits(_mm256_maskz_loadu_epi8(first_of((d - i) / 2), low + i / 2),
+                                            _mm_maskz_loadu_epi8((__mmask16)first_of((d - i) / 4), high + i / 4)));
     }
     return room;
 }
@@ -67,10 +90,10 @@ INLINE void score_digits_units(const int rows, const int keys, const int16_t *q,
 }
 
 INLINE void wide_score_digits(const int rows, const int16_t *q, int64_t wide, const float *q_step, const int8_t *k,
-                              const float *k_scale, int64_t d, int64_t keys, float *s, int64_t width, Ahead *ahead) {
+                              const float *k_scale, int64_t d, int64_t keys, float *s, int64_t width, Soon *soon) {
     int64_t key = 0;
     for (; key + KEYS <= keys; key += KEYS) {
-        ask_for(ahead);
+        ask_soon(soon);
         score_digits_units(rows, KEYS, q, wide, q_step, k + key * d, k_scale + key, d, s + key, width);
     }
     for (; key < keys; key++)
@@ -102,12 +125,12 @@ INLINE float wide_weights(float *s, int64_t keys, int64_t width, const float *v_
 // o [rows, wide] += w [rows, keys] times `units` units of values, numbers of two keys being multiplied at once.
 INLINE void add_digits_units(const int full, const int rows, const int units, const int16_t *w, int64_t width,
                              const float *w_step, const int8_t *v, int64_t count, int64_t d, int64_t keys, float *o,
-                             Ahead *ahead) {
+                             Soon *soon) {
     __m512i sum[WIDE_OUTPUTS][2 * WIDE_UNITS];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < 2 * units; n++) sum[r][n] = _mm512_setzero_si512();
     for (int64_t key = 0; key < keys; key += 2) {
-        if (key % KEYS == 0) ask_for(ahead);
+        if (key % KEYS == 0) ask_soon(soon);
         const int8_t *first = v + key * d, *second = key + 1 < keys ? first + d : first;  // which weighs nothing
         for (int n = 0; n < units; n++) {
             const __m512i a = digits32(first + UNIT_OF * n, full, count),
@@ -138,10 +161,10 @@ INLINE void add_digits_units(const int full, const int rows, const int units, co
 }
 
 INLINE void wide_add_digits(const int rows, const int16_t *w, int64_t width, const float *w_step, const int8_t *v,
-                            int64_t d, int64_t columns, int64_t keys, float *o, Ahead *ahead) {
+                            int64_t d, int64_t columns, int64_t keys, float *o, Soon *soon) {
     int64_t i = 0;
     const int64_t units = whole(columns, UNIT_OF), most = units < d ? units : d;
-#define ADD(FULL, UNITS) add_digits_units(FULL, rows, UNITS, w, width, w_step, v + i, most - i, d, keys, o + i, ahead)
+#define ADD(FULL, UNITS) add_digits_units(FULL, rows, UNITS, w, width, w_step, v + i, most - i, d, keys, o + i, soon)
     if (rows <= 3)
         for (; i + 4 * UNIT_OF <= most; i += 4 * UNIT_OF) ADD(1, 4);
     for (; i + 2 * UNIT_OF <= most; i += 2 * UNIT_OF) ADD(1, 2);

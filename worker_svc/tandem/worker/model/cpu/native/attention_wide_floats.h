@@ -13,6 +13,40 @@
 #define WIDE_OUTPUTS 6
 #define WIDE_UNITS 4  // at most, of one row
 
+// What is read next is asked for into the first cache, SOON bytes before it is read: first the rest of these keys or
+// values, then the beginning of those that follow. Past the other caches where nobody else looks at them in this step.
+#define SOON 8192
+
+typedef struct {
+    const char *next, *end, *then, *then_end;
+    int64_t step;  // bytes, those of KEYS vectors at least
+    int once;
+} Soon;
+
+INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_which, int64_t next) {
+    const int64_t length = length_of(a->format, a->head_dim), bytes = a->page_size * length;
+    const int64_t constants = constants_of(a->format, a->head_dim) * 4, some = bytes < SOON ? bytes : SOON;
+    const char *from = (const char *)a->part[which][0] + first * length;
+    const char *then = (const char *)a->part[next_which][0] + next * length;
+    if (constants) ask_for_all((const char *)a->part[next_which][1] + next * constants, a->page_size * constants);
+    const Soon soon = {from + some, from + bytes, then, then + some, whole(KEYS * length, 256), a->once};
+    return soon;
+}
+
+INLINE void ask_soon(Soon *soon) {
+    if (soon->next >= soon->end) {
+        if (!soon->then) return;
+        soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
+    }
+#define FOUR_LINES(HINT)                                                                                               \
+    for (const char *at = soon->next; at < soon->next + soon->step; at += 256)                                         \
+        for (int line = 0; line < 4; line++) _mm_prefetch(at + 64 * line, HINT)
+    if (soon->once) FOUR_LINES(_MM_HINT_NTA);
+    else FOUR_LINES(_MM_HINT_T0);
+#undef FOUR_LINES
+    soon->next += soon->step;
+}
+
 INLINE int in_twos(const int format) { return format == BF16 || format == INT4; }
 
 // The first `count` of 32 bits.
@@ -121,10 +155,10 @@ INLINE void score_units(const int format, const int rows, const int keys, const 
 
 // q [rows, wide], s [rows, width].
 INLINE void wide_score_rows(const int format, const int rows, const float *q, Vector k, int64_t d, int64_t keys,
-                            float *s, int64_t width, Ahead *ahead) {
+                            float *s, int64_t width, Soon *soon) {
     int64_t key = 0;
     for (; key + KEYS <= keys; key += KEYS) {
-        ask_for(ahead);
+        ask_soon(soon);
         score_units(format, rows, KEYS, q, wide_vector(format, k, key, d), d, s + key, width);
     }
     for (; key < keys; key++) score_units(format, rows, 1, q, wide_vector(format, k, key, d), d, s + key, width);
@@ -132,13 +166,13 @@ INLINE void wide_score_rows(const int format, const int rows, const float *q, Ve
 
 // o [rows, wide] += p [rows, keys] times `units` units of the values from number i on.
 INLINE void output_units(const int format, const int full, const int rows, const int units, const float *p,
-                         int64_t width, Vector v, int64_t i, int64_t d, int64_t keys, float *o, Ahead *ahead) {
+                         int64_t width, Vector v, int64_t i, int64_t d, int64_t keys, float *o, Soon *soon) {
     __m512 sum[WIDE_OUTPUTS][2 * WIDE_UNITS];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < 2 * units; n++) sum[r][n] = _mm512_load_ps(o + r * wide_of(d) + i + 16 * n);
     for (int64_t key = 0; key < keys; key++) {
         const Vector value = wide_vector(format, v, key, d);
-        if (key % KEYS == 0) ask_for(ahead);
+        if (key % KEYS == 0) ask_soon(soon);
         for (int n = 0; n < units; n++) {
             __m512 numbers[2];
             load_unit(format, full, value, i + UNIT_OF * n, d, numbers);
@@ -154,32 +188,32 @@ INLINE void output_units(const int format, const int full, const int rows, const
 }
 
 INLINE void wide_output_rows(const int format, const int rows, const float *p, int64_t width, Vector v, int64_t d,
-                             int64_t columns, int64_t keys, float *o, Ahead *ahead) {
+                             int64_t columns, int64_t keys, float *o, Soon *soon) {
     int64_t i = 0;
     const int64_t units = whole(columns, UNIT_OF), most = units < d ? units : d;  // more than columns: left out later
     if (rows <= 3)
         for (; i + 4 * UNIT_OF <= most; i += 4 * UNIT_OF)
-            output_units(format, 1, rows, 4, p, width, v, i, d, keys, o, ahead);
+            output_units(format, 1, rows, 4, p, width, v, i, d, keys, o, soon);
     for (; i + 2 * UNIT_OF <= most; i += 2 * UNIT_OF)
-        output_units(format, 1, rows, 2, p, width, v, i, d, keys, o, ahead);
-    for (; i + UNIT_OF <= most; i += UNIT_OF) output_units(format, 1, rows, 1, p, width, v, i, d, keys, o, ahead);
-    if (i < most) output_units(format, 0, rows, 1, p, width, v, i, d, keys, o, ahead);
+        output_units(format, 1, rows, 2, p, width, v, i, d, keys, o, soon);
+    for (; i + UNIT_OF <= most; i += UNIT_OF) output_units(format, 1, rows, 1, p, width, v, i, d, keys, o, soon);
+    if (i < most) output_units(format, 0, rows, 1, p, width, v, i, d, keys, o, soon);
 }
 
 typedef struct {
-    void (*scores)(const float *q, Vector k, int64_t d, int64_t rows, int64_t keys, float *s, int64_t width, Ahead *);
+    void (*scores)(const float *q, Vector k, int64_t d, int64_t rows, int64_t keys, float *s, int64_t width, Soon *);
     void (*outputs)(const float *p, int64_t width, Vector v, int64_t d, int64_t columns, int64_t rows, int64_t keys,
-                    float *o, Ahead *);
+                    float *o, Soon *);
     void (*make_plain)(Vector first, int64_t d, int64_t keys, float *room);
 } WideFloats;
 
 #define WIDE_FLOATS(NAME, FORMAT)                                                                                      \
     static void wide_attention_scores_##NAME(const float *q, Vector k, int64_t d, int64_t rows, int64_t keys,          \
-                                             float *s, int64_t width, Ahead *ahead) {                                  \
+                                             float *s, int64_t width, Soon *soon) {                                    \
         BY_WIDE_ROWS(rows, 4, WIDE_SCORES, FORMAT)                                                                     \
     }                                                                                                                  \
     static void wide_attention_outputs_##NAME(const float *p, int64_t width, Vector v, int64_t d, int64_t columns,     \
-                                              int64_t rows, int64_t keys, float *o, Ahead *ahead) {                    \
+                                              int64_t rows, int64_t keys, float *o, Soon *soon) {                      \
         BY_WIDE_ROWS(rows, 6, WIDE_SUMS, FORMAT)                                                                       \
     }                                                                                                                  \
     static void wide_attention_plain_##NAME(Vector first, int64_t d, int64_t keys, float *room) {                      \
@@ -188,6 +222,6 @@ typedef struct {
     static const WideFloats wide_##NAME = {wide_attention_scores_##NAME, wide_attention_outputs_##NAME,                \
                                            wide_attention_plain_##NAME};
 #define WIDE_SCORES(R, FORMAT)                                                                                         \
-    wide_score_rows(FORMAT, R, q + row * wide_of(d), k, d, keys, s + row * width, width, ahead)
+    wide_score_rows(FORMAT, R, q + row * wide_of(d), k, d, keys, s + row * width, width, soon)
 #define WIDE_SUMS(R, FORMAT)                                                                                           \
-    wide_output_rows(FORMAT, R, p + row * width, width, v, d, columns, keys, o + row * wide_of(d), ahead)
+    wide_output_rows(FORMAT, R, p + row * width, width, v, d, columns, keys, o + row * wide_of(d), soon)
