@@ -139,7 +139,10 @@ async def assert_answers(
         assert (load.draft_tokens_accepted > 0) == (draft is not None)
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "lfm2 moe", "nemotron h", "falcon h1, norm before the gate"])
+SHARED = ["qwen3.5", "lfm2 moe", "nemotron h", "nemotron 3, latents, groups", "falcon h1, norm before the gate"]
+
+
+@pytest.mark.parametrize("name", SHARED)
 async def test_ranks_share_layers_with_states(name: str, tmp_path: Path):
     kind, changes = MODELS[name]
     sizes: dict[str, Any] = {"num_attention_heads": 4, "eos_token_id": None}

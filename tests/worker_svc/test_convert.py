@@ -131,7 +131,7 @@ PUT_TOGETHER = [
     "granite moe",
 ]
 PUT_TOGETHER += ["deepseek v3", "minicpm3"]
-PUT_TOGETHER += ["phi3, rotated in part, longrope", "cohere2", "nemotron h", "falcon h1"]
+PUT_TOGETHER += ["phi3, rotated in part, longrope", "cohere2", "nemotron h", "nemotron 3, latents, groups", "falcon h1"]
 
 
 @pytest.mark.parametrize("name", some([*MODELS, *SCALINGS], *OLDER, *SCALINGS, *PUT_TOGETHER))
@@ -169,7 +169,7 @@ GGUF_MODELS = ["llama with biases", "qwen2", "qwen3", "mixtral", "linear", "llam
 GGUF_MODELS += ["falcon h1", "falcon h1, norm after the gate"]  # whose products alone are the folder's
 # Those in which something is put together, taken apart, put in another order or said in another way.
 BY_LLAMA_CPP = ["phi3, rotated in part, longrope", "gpt oss", "gemma4", "llama4", "qwen3 next"]
-BY_LLAMA_CPP += ["qwen3.5 moe", "granite hybrid", "nemotron h", "deepseek v3"]
+BY_LLAMA_CPP += ["qwen3.5 moe", "granite hybrid", "nemotron h", "nemotron 3, latents, groups", "deepseek v3"]
 
 
 @pytest.mark.parametrize(

@@ -420,6 +420,8 @@ def _pairs_of_blocks(a: Any, grid: Grid, matrix: Callable[[int], torch.Tensor]) 
                 product = torch.nn.functional.gelu(gate, approximate="tanh") * up
             else:
                 product = gate * torch.sigmoid((a.alpha if a.GATE == CLAMPED else 1) * gate) * up
+        if a.SQUARED:
+            product = product.relu().square()
         a.out[pairs] = product.to(a.out.dtype)
 
 

@@ -413,6 +413,24 @@ MODELS = {
         query_growth=QueryGrowth(0.5, 8, 1, True),
         experts=Experts(4, 1, 32, False, (1,), "sigmoid", shared_size=32, weighs_input=True),
     ),
+    "layers of one part, experts without a gate": replace(
+        MODEL,
+        num_layers=3,
+        feed_forward_alone=(1, 2),
+        gated=False,
+        activation="relu2",
+        experts=Experts(
+            **{"count": 4, "per_token": 2, "intermediate_size": 32, "normalized": True, "dense_layers": (2,)},
+            **{
+                "score": "sigmoid",
+                "biased": True,
+                "shared_size": 16,
+                "activation": "relu2",
+                "gated": False,
+                "latent": 24,
+            },
+        ),
+    ),
     "latents": replace(MODEL, num_heads=5, **OVER_LATENTS),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
     "experts in groups, a shared one": replace(
@@ -432,6 +450,7 @@ MODELS = {
         "heads of two sizes, shared keys, inputs of layers",
         "chunks, layers without positions, norms without weights",
         "experts in groups, a shared one",
+        "layers of one part, experts without a gate",
     ),
 )
 def test_models_of_every_kind_answer_as_on_a_processor(kind: str, card: VirtualCard) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model.loading import load_transformer
-from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, save_gguf
+from tests.worker_svc.checkpoints.gguf_models import architecture_of, save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
 from tests.worker_svc.model.test_architectures import GGUF, GRANTED, MODELS, PAGE_SIZE, SCALINGS, saved
 
@@ -103,7 +103,7 @@ def three_logits(name: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor, t
     """Those of transformers, ours and llama.cpp's, of one of `CASES`."""
     kind, changes = CASES[name]
     theirs, ids = saved(kind, folder, **changes), some_ids(97, LENGTH)
-    architecture = ARCHITECTURES[theirs.config.model_type]
+    architecture = architecture_of(theirs.config)
     metadata: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 97}
     if architecture.startswith("qwen35"):
         metadata[f"{architecture}.rope.dimension_sections"] = [1, 1, 0, 0]  # not more than tiny heads have

@@ -56,10 +56,19 @@ ARCHITECTURES = {
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
 }
+
+
+def architecture_of(config: Any) -> str:
+    """What `general.architecture` says of a model."""
+    with_experts = config.model_type == "nemotron_h" and "moe" in config.layers_block_type
+    return "nemotron_h_moe" if with_experts else ARCHITECTURES[config.model_type]
+
+
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
-STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "falcon-h1")
+STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 # By llama.cpp's converter, whatever turns.
 PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "granitehybrid", "nemotron_h")
+PERMUTED += ("nemotron_h_moe",)
 
 
 PLAIN = {"ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
@@ -80,7 +89,7 @@ def save_gguf(
     kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model;
     `others` are the kinds of matrices whose names have such a part. Not `latents_apart`: as llama.cpp once had them."""
     config = model.config
-    writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type], split_max_tensors=split_max_tensors)
+    writer = gguf.GGUFWriter(path, architecture_of(config), split_max_tensors=split_max_tensors)
     describe(writer, config)
     if not latents_apart:
         _describe_as_once(writer, config)
@@ -143,7 +152,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type in ("gemma3_text", "gemma4_text"):
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if (share := rope.get("partial_rotary_factor")) and rope["rope_type"] != "proportional":
-        writer.kv_data[0].pop(f"{ARCHITECTURES[config.model_type]}.rope.dimension_count")
+        writer.kv_data[0].pop(f"{architecture_of(config)}.rope.dimension_count")
         writer.add_rope_dimension_count(int(head_dim * share))
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
@@ -181,9 +190,9 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "qwen3_next", "qwen3_5_moe_text"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if ARCHITECTURES[config.model_type] in HYBRIDS:
+    if architecture_of(config) in HYBRIDS:
         _describe_hybrid(writer, config)
-    if ARCHITECTURES[config.model_type] in STATES:
+    if architecture_of(config) in STATES:
         _describe_states(writer, config)
     if config.model_type == "llama4_text":
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
@@ -194,7 +203,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if config.model_type == "gemma4_text":
         _describe_gemma4(writer, config)
-    if ARCHITECTURES[config.model_type] == "deepseek2":
+    if architecture_of(config) == "deepseek2":
         _describe_latents(writer, config)
 
 
@@ -252,7 +261,7 @@ def _describe_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _describe_states(writer: gguf.GGUFWriter, config: Any) -> None:
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = architecture_of(config)
     for key in ("attention.head_count_kv", "feed_forward_length", "rope.dimension_count"):
         writer.kv_data[0].pop(f"{architecture}.{key}", None)
     heads, inner = config.num_key_value_heads, config.intermediate_size
@@ -262,11 +271,15 @@ def _describe_states(writer: gguf.GGUFWriter, config: Any) -> None:
         sizes = config.mamba_n_groups, config.mamba_d_state, config.mamba_d_conv
         _describe_mamba(writer, _falcon_size(config), config.mamba_n_heads, *sizes)
         return
-    kinds = config.layers_block_type if architecture == "nemotron_h" else config.layer_types
+    nemotron = config.model_type == "nemotron_h"
+    kinds = config.layers_block_type if nemotron else config.layer_types
     attending = [kind in ("full_attention", "attention") for kind in kinds]
     writer.add_head_count_kv([heads if one else 0 for one in attending])
-    if architecture == "nemotron_h":
-        writer.add_feed_forward_length([inner if kind == "mlp" else 0 for kind in kinds])
+    if nemotron:
+        if architecture == "nemotron_h_moe":
+            inner = config.moe_intermediate_size
+            _describe_nemotron_experts(writer, config)
+        writer.add_feed_forward_length([inner if kind in ("mlp", "moe") else 0 for kind in kinds])
         writer.add_rope_scaling_finetuned(False)
         sizes = config.n_groups, config.ssm_state_size, config.conv_kernel
         _describe_mamba(writer, config.mamba_num_heads * config.mamba_head_dim, config.mamba_num_heads, *sizes)
@@ -286,6 +299,22 @@ def _describe_states(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _describe_nemotron_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.n_group > 1:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if config.moe_latent_size is not None:
+        writer.add_moe_latent_size(config.moe_latent_size)
 
 
 def _describe_mamba(writer: gguf.GGUFWriter, inner: int, heads: int, groups: int, state_size: int, kernel: int) -> None:
@@ -337,7 +366,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, torch.Tensor]]:
     """The model's parameters under llama.cpp's names, as views of them where they are not permuted copies."""
     found = []
-    architecture = ARCHITECTURES[model.config.model_type]
+    architecture = architecture_of(model.config)
     permute = architecture in PERMUTED
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
@@ -368,7 +397,8 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
         rest = stem.split(".", 3)[-1]
         for module in ("block_sparse_moe", "feed_forward"):
             stem = stem.replace(f"{module}.experts.down_proj", "mlp.experts.down_proj")
-        if architecture == "nemotron_h" and stem.startswith("model."):
+        stem = stem.replace("mixer.experts", "mlp.experts")
+        if architecture.startswith("nemotron_h") and stem.startswith("model.") and ".mlp." not in stem:
             stem = "backbone." + stem.removeprefix("model.")
         if rest == "self_attn.kv_b_proj" and latents_apart:
             found += _of_latents(tensor, layer, model.config)

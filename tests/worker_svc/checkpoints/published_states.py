@@ -169,6 +169,47 @@ NEMOTRON: dict[str, Any] = {
     "use_mamba_kernels": True,
     "vocab_size": 131072,
 }
+NEMOTRON_3: dict[str, Any] = NEMOTRON | {
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856,
+    "mamba_head_dim": 64,
+    "mamba_num_heads": 64,
+    "mamba_ssm_cache_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 52,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 1.0,
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 1,
+}
+NEMOTRON_3_SUPER: dict[str, Any] = NEMOTRON_3 | {
+    "hidden_size": 4096,
+    "hybrid_override_pattern": (
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+    ),
+    "intermediate_size": 2688,
+    "mamba_num_heads": 128,
+    "moe_intermediate_size": 2688,
+    "moe_latent_size": 1024,
+    "moe_shared_expert_intermediate_size": 5376,
+    "mtp_hybrid_override_pattern": "*E",
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "num_hidden_layers": 88,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 5.0,
+}
 FALCON: dict[str, Any] = {
     "architectures": ["FalconH1ForCausalLM"],
     "model_type": "falcon_h1",
@@ -267,6 +308,31 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, int, dict[str, tuple[int, ...]
             "model.layers.1.mixer.up_proj.weight": (15680, 4480),
             "model.layers.14.mixer.o_proj.weight": (4480, 5120),
             "model.norm_f.weight": (4480,),
+        },
+    ),
+    "Nemotron-3-Nano-30B-A3B": (
+        NEMOTRON_3,
+        31.58,
+        23 * (64 * 64 * 128 + 3 * 6144),
+        {
+            "model.layers.0.mixer.in_proj.weight": (10304, 2688),
+            "model.layers.1.mixer.gate.weight": (128, 2688),
+            "model.layers.1.mixer.gate.e_score_correction_bias": (128,),
+            "model.layers.1.mixer.experts.127.up_proj.weight": (1856, 2688),
+            "model.layers.1.mixer.shared_experts.down_proj.weight": (2688, 3712),
+            "model.layers.5.mixer.k_proj.weight": (256, 2688),
+        },
+    ),
+    # Its files have 123,611,033,088 numbers, 2,942,324,736 + 512 of which belong to the layers that draft.
+    "Nemotron-3-Super-120B-A12B": (
+        NEMOTRON_3_SUPER,
+        120.668707840,
+        40 * (128 * 64 * 128 + 3 * 10240),
+        {
+            "model.layers.1.mixer.fc1_latent_proj.weight": (1024, 4096),
+            "model.layers.1.mixer.fc2_latent_proj.weight": (4096, 1024),
+            "model.layers.1.mixer.experts.511.down_proj.weight": (1024, 2688),
+            "model.layers.1.mixer.shared_experts.up_proj.weight": (5376, 4096),
         },
     ),
     "Falcon-H1-0.5B": (

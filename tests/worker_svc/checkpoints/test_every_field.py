@@ -165,7 +165,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": MODELS["lfm2"],
     "lfm2_moe": MODELS["lfm2 moe"],
     "granitemoehybrid": MODELS["granite hybrid"],
-    "nemotron_h": MODELS["nemotron h"],
+    "nemotron_h": MODELS["nemotron 3, latents, biases, dense layers too, sizes that are not compiled"],
     "falcon_h1": MODELS["falcon h1, norm before the gate"],
     "ministral3": MODELS["ministral3 with a window"],
 }

@@ -6,14 +6,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
+import torch
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.places import places_of
+from tandem.worker.checkpoints.recurrences import Mamba
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.published_states import PUBLISHED
 from tests.worker_svc.model.test_architectures import GRANTED, MODELS, saved
@@ -67,13 +71,28 @@ REFUSED: dict[str, list[tuple[str, object]]] = {
         ("a_field_of_tomorrow", 1),
     ],
     "nemotron h": [
-        ("layers_block_type", ["linear_attention", "moe", "full_attention"]),
+        ("layers_block_type", ["linear_attention", "sliding_attention", "full_attention"]),
         ("layers_block_type", ["mlp"] * 2),
         ("layers_block_type", []),
         ("num_hidden_layers", 7),
         ("mamba_num_heads", 7),
         ("mlp_hidden_act", "silu"),
         ("time_step_min", -1.0),
+    ],
+    "nemotron 3, latents, groups": [
+        ("layers_block_type", ["linear_attention", "moe"]),
+        ("n_routed_experts", 0),
+        ("n_routed_experts", 7),
+        ("num_experts_per_tok", 5),
+        ("moe_intermediate_size", 0),
+        ("moe_shared_expert_intermediate_size", 0),
+        ("moe_shared_expert_intermediate_size", 1 << 30),
+        ("moe_latent_size", 0),
+        ("moe_latent_size", "all"),
+        ("n_group", 4),
+        ("topk_group", 4),
+        ("norm_topk_prob", 1),
+        ("routed_scaling_factor", 0.0),
     ],
     "falcon h1": [
         ("mlp_multipliers", [1.0]),
@@ -97,6 +116,7 @@ def test_what_cannot_be_is_refused_by_its_field(name: str, tmp_path: Path) -> No
     for key, value in REFUSED[name]:
         file.write_text(json.dumps(config | {key: value}))
         named = {"mamba_num_heads": "n_groups", "mamba_d_ssm": "mamba_n_heads"}
+        named |= {"n_routed_experts": "n_routed_experts|n_group"}
         with pytest.raises(CheckpointError, match=named.get(key, key)):
             open_checkpoint(tmp_path)
 
@@ -109,6 +129,10 @@ REFUSED_IN_FILES: list[tuple[str, str, object]] = [
     ("granite hybrid", "granitehybrid.ssm.group_count", 4),
     ("granite hybrid", "granitehybrid.ssm.dt_b_c_rms", True),
     ("nemotron h", "nemotron_h.feed_forward_length", [0, 80, 80, 0, 80]),
+    ("nemotron 3", "nemotron_h_moe.feed_forward_length", [28, 28, 0, 0, 28]),
+    ("nemotron 3", "nemotron_h_moe.expert_gating_func", 1),
+    ("nemotron 3, latents, groups", "nemotron_h_moe.expert_group_count", 4),
+    ("nemotron 3, latents, groups", "nemotron_h_moe.attention.head_count_kv", [0, 2, 2, 0, 0]),
     ("falcon h1", "falcon-h1.ssm.state_size", 0),
 ]
 
@@ -120,3 +144,26 @@ def test_what_cannot_be_is_refused_by_its_key(name: str, key: str, value: object
     open_checkpoint(save_gguf(theirs, tmp_path / "model.gguf"))
     with pytest.raises(CheckpointError, match=re.escape(key)):
         open_checkpoint(save_gguf(theirs, tmp_path / "other.gguf", metadata={key: value}))
+
+
+@pytest.mark.parametrize("name", ["nemotron 3", "nemotron 3, latents, groups"])
+@pytest.mark.parametrize("length", [0, None], ids=["0", "absent"])
+def test_experts_without_a_dense_layer_need_no_feed_forward_length(
+    name: str, length: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, changes = MODELS[name]
+    theirs = saved(kind, tmp_path, **changes | GRANTED.get(kind, {}))
+    whole = open_checkpoint(save_gguf(theirs, tmp_path / "model.gguf"))
+    if length is None:
+        monkeypatch.setattr(gguf.GGUFWriter, "add_feed_forward_length", lambda *_: None)
+    said = {} if length is None else {"nemotron_h_moe.feed_forward_length": length}
+    without = open_checkpoint(save_gguf(theirs, tmp_path / "other.gguf", metadata=said))
+    folder = open_checkpoint(tmp_path)
+    assert without.config == whole.config
+    sizes = folder.config.recurrence
+    assert isinstance(sizes, Mamba)
+    assert without.config == replace(folder.config, recurrence=replace(sizes, least_dt=0.0))
+    for (one, stored), (other, wanted) in zip(without.tensors(), folder.tensors(), strict=True):
+        assert one == other
+        assert isinstance(stored, torch.Tensor) and isinstance(wanted, torch.Tensor)
+        torch.testing.assert_close(stored, wanted, atol=1e-6, rtol=1e-6)  # decays are made of their logarithms

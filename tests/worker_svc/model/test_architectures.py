@@ -236,6 +236,14 @@ NEMOTRON = {
     "pad_token_id": 0,
     "num_logits_to_keep": None,
 }
+NEMOTRON_3 = NEMOTRON | {
+    "hybrid_override_pattern": "ME*ME",
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 28,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 2.5,
+}
 FALCON = MAMBA | {
     "num_hidden_layers": 2,
     "mamba_d_ssm": 48,
@@ -542,6 +550,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hybrid_override_pattern": "*M-M", "mamba_head_dim": 6, "use_bias": True, "mlp_bias": True}
         | {"use_conv_bias": False, "time_step_min": 0.3, "n_groups": 3, "conv_kernel": 3},
     ),
+    "nemotron 3": ("NemotronH", NEMOTRON_3),
+    "nemotron 3, latents, groups": (
+        "NemotronH",
+        NEMOTRON_3 | {"moe_latent_size": 24, "n_group": 3, "topk_group": 2, "norm_topk_prob": False},
+    ),
+    "nemotron 3, latents, biases, dense layers too, sizes that are not compiled": (
+        "NemotronH",
+        NEMOTRON_3
+        | {"hybrid_override_pattern": "E*-ME", "moe_latent_size": 20, "moe_shared_expert_intermediate_size": 18}
+        | {"mlp_bias": True, "use_bias": True},
+    ),
     "falcon h1": ("FalconH1", FALCON),
     "falcon h1, norm before the gate": (
         "FalconH1",
@@ -593,7 +612,7 @@ GGUF += ["glm4 moe", "glm4 moe, groups, norms, scaled", "minimax m2, rotated in 
 GGUF += ["gemma3, scaled where there is no window", "olmo3, scaled where there is no window"]
 GGUF += ["gemma4", "gemma4 with experts", "llama4", "ministral3", "qwen3 next", "qwen3.5", "qwen3.5 moe"]
 GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotron h", "falcon h1"]
-GGUF += ["falcon h1, norm after the gate"]
+GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -650,7 +669,7 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
-COMPANY += ["granite hybrid", "nemotron h", "falcon h1"]
+COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
     "SmolLM3",
@@ -763,6 +782,7 @@ def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
 
 # A bias of six heads, which are no whole register, wrote beyond the room of a compiled layer.
 ORDINARY = [*FIRST.values(), "granite hybrid, dense, rotated, biases, limits", "llama, biases everywhere"]
+ORDINARY += ["nemotron 3", "nemotron 3, latents, groups"]
 
 
 @pytest.mark.parametrize("name", some(MODELS, *ORDINARY))

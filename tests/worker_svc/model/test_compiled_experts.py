@@ -36,7 +36,7 @@ QUANTIZED = [
     Quantization(4, 32, "iq4"),
 ]
 ARCHITECTURES = ["qwen3 moe", "mixtral", "gpt oss", "glm4 moe, groups, norms, scaled", "gemma4 with experts"]
-ARCHITECTURES += ["llama4", "qwen3 next"]
+ARCHITECTURES += ["llama4", "qwen3 next", "nemotron 3, latents, groups"]
 KINDS = ["bfloat16", "float16", "fp8", *QUANTIZED]
 
 
@@ -94,17 +94,21 @@ def apart(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 40, 600])
-def test_experts_together_have_the_bits_of_experts_apart(kind: str | Quantization, rows: int) -> None:
-    layer = mixture(kind)
+@pytest.mark.parametrize(("rows", "gated"), [(1, True), (2, True), (40, True), (600, True), (1, False), (40, False)])
+def test_experts_together_have_the_bits_of_experts_apart(kind: str | Quantization, rows: int, gated: bool) -> None:
+    layer = mixture(kind, EXPERTS if gated else replace(EXPERTS, activation="relu2", gated=False))
     x = torch.randn(rows, 72)
     together = layer(x)
     assert bool(together.isfinite().all())
     assert torch.equal(together, apart(layer, x))
 
 
-@pytest.mark.parametrize("changes", [{"activation": "gelu_tanh"}, {"activation": "relu2"}, {"activation": "silu"},
-                                     {"clamped": ClampedSwiGLU(1.702, 1.5)}], ids=str)  # fmt: skip
+GATES: list[dict[str, Any]] = [{"activation": "gelu_tanh"}, {"activation": "relu2"}, {"activation": "silu"}]
+GATES += [{"activation": "relu2", "gated": False}, {"activation": "gelu_tanh", "gated": False}]
+GATES += [{"clamped": ClampedSwiGLU(1.702, 1.5)}]
+
+
+@pytest.mark.parametrize("changes", GATES, ids=str)
 @pytest.mark.parametrize("biases", [False, True])
 def test_every_gate_is_that_of_torch(changes: dict[str, object], biases: bool) -> None:
     layer = mixture("bfloat16", replace(EXPERTS, intermediate_size=28, biases=biases, **changes))

@@ -172,6 +172,10 @@ def test_gates_of_attention_are_those_in_float64_and_the_same_bits_in_any_compan
 
 MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
 ONE_LATENT = {"num_kv_heads": 1, "head_dim": 32, "rotary_dim": 8}
+UNGATED = Experts(
+    **{"count": 8, "per_token": 3, "intermediate_size": 40, "normalized": True, "score": "sigmoid", "biased": True},
+    **{"scale": 2.5, "shared_size": 80, "activation": "relu2", "gated": False},
+)
 LAYERS: Mapping[str, dict[str, Any]] = {
     "window": {"windows": (20, 0)},
     "multipliers, a layer that does not rotate": {"unrotated_layers": (1,), **MULTIPLIERS},
@@ -224,6 +228,12 @@ LAYERS: Mapping[str, dict[str, Any]] = {
     },
     "a shared expert by a router of its own": {
         "experts": Experts(6, 2, 64, normalized=False, shared_size=72, shared_router=True, logit_multiplier=0.5),
+    },
+    "Nemotron 3's experts": {"feed_forward_alone": (1,), "experts": UNGATED},
+    "Nemotron 3's experts of another width": {
+        "feed_forward_alone": (1,),
+        "mlp_bias": True,
+        "experts": replace(UNGATED, latent=48),
     },
     "Llama 4's expert": {
         "experts": Experts(4, 1, 64, normalized=False, score="sigmoid", shared_size=64, weighs_input=True),

@@ -51,9 +51,12 @@ REPLICATED = (
     "latent_bias",
     "latent_norm",
 )
+REPLICATED += ("into_experts", "into_experts_bias", "out_of_experts")
 REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
 REPLICATED += ("index_query", "index_key", "index_norm", "index_norm_bias", "index_weights")
 BIASES = {"mlp_bias": True, "experts": replace(EXPERTS, shared_size=24, dense_layers=(1,), biases=True)}
+UNGATED = replace(EXPERTS, shared_size=24, activation="relu2", gated=False, latent=20)
+ONE_PART = {"feed_forward_alone": (1,), "gated": False, "activation": "relu2", "mlp_bias": True, "experts": UNGATED}
 INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
 
@@ -64,7 +67,8 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize(
-    "parts", [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT, INDEXED, BIASES, BIASES | {"gated": False}]
+    "parts",
+    [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT, INDEXED, BIASES, BIASES | {"gated": False}, ONE_PART],
 )
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
     assert_parts_are_the_whole(replace(CONFIG, **parts, logit_bias=True), size)

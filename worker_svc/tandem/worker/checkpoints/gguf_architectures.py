@@ -113,6 +113,7 @@ _FUSED_MLP = {"mlp.gate": "ffn_up.weight", "mlp.up": "ffn_up.weight"}
 _SHARED = {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
 _GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"}
 _SIGMOID: Mapping[str, Any] = {"score": "sigmoid", "biased": True}
+_UNGATED_EXPERTS: Mapping[str, Any] = {**_SIGMOID, "gated": False, "activation": "relu2"}
 _NORMS_AFTER = {"attention.norm": "post_attention_norm.weight", "mlp.norm": "post_ffw_norm.weight"}
 _POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
 _MLP_BIASES = {f"mlp.{part}_bias": f"ffn_{part}.bias" for part in ("gate", "up", "down")}  # of those that may have them
@@ -275,6 +276,17 @@ ARCHITECTURES = {
         norm_eps_else="attention.layer_norm_epsilon",
         layer_names=LAYER_NAMES | _MLP_BIASES | states.MAMBA_NAMES,
         further=states.nemotron_h,
+        always={"activation": "relu2", "gated": False},
+    ),
+    "nemotron_h_moe": GgufArchitecture(
+        "nemotron_h",
+        permuted=True,
+        folded=True,
+        unrotated=True,
+        norm_eps_else="attention.layer_norm_epsilon",
+        layer_names=LAYER_NAMES | _SHARED | states.MAMBA_NAMES | states.LATENT_EXPERTS,
+        experts=GgufExperts(normalized=None, shared="size", scaled=True, always=_UNGATED_EXPERTS),
+        further=states.nemotron_h_moe,
         always={"activation": "relu2", "gated": False},
     ),
     "falcon-h1": GgufArchitecture(

@@ -135,7 +135,8 @@ def read_config(
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else 0),
+        # 0: of no layer without experts, where these have another key
+        intermediate_size=fields.integer("feed_forward_length", 0) or (experts.intermediate_size if experts else 0),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=fields.integer("attention.head_count_kv", heads),

@@ -90,6 +90,11 @@ _MORE: Mapping[str, Table] = {
     "lfm2moe": _CONVOLUTIONS | _EXPERTS | rules(USED, "leading_dense_block_count"),
     "granitehybrid": _GRANITE | _STATES | rules(USED, "expert_shared_feed_forward_length rope.scaling.finetuned"),
     "nemotron_h": _STATES | rules(USED, "attention.layer_norm_epsilon"),
+    "nemotron_h_moe": _STATES
+    | _EXPERTS
+    | rules(USED, "attention.layer_norm_epsilon expert_shared_feed_forward_length expert_weights_scale")
+    | rules(USED, "expert_weights_norm expert_group_count expert_group_used_count moe_latent_size")
+    | rules(NEUTRAL, "expert_shared_count"),
     "falcon-h1": _STATES,
     "qwen2moe": {"expert_shared_feed_forward_length": USED, "expert_weights_norm": Only((False,))},
     "glm4moe": _EXPERTS

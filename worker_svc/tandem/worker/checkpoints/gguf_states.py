@@ -7,12 +7,15 @@ llama.cpp keeps the parts of their layers with states.
     multipliers of Falcon-H1        its matrices are multiplied by them
     the last norm of LFM2           is called the embedding's
 
-A layer without heads of keys has a state, if it is not a feed-forward part. dt has no limits.
+A layer without heads of keys has a state, if it is not a feed-forward part. dt has no limits. Of Nemotron 3, layers
+with a router are feed-forward parts, whatever their feed_forward_length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -34,6 +37,11 @@ MAMBA_NAMES = {
     "mamba.norm_weight": "ssm_norm.weight",
     "mamba.output": "ssm_out.weight",
 }
+LATENT_EXPERTS = {
+    "router_bias": "exp_probs_b.bias",
+    "into_experts": "ffn_latent_down.weight",
+    "out_of_experts": "ffn_latent_up.weight",
+}
 LFM2_NAMES = {
     "short_convolution.gates_and_input": "shortconv.in_proj.weight",
     "short_convolution.filter": "shortconv.conv.weight",
@@ -48,6 +56,12 @@ MAMBA_KEYS = {
     "mamba.kernel": "ssm.conv_kernel",
     "recurrence.layers": "attention.head_count_kv",
     "feed_forward_alone": "feed_forward_length",
+}
+NEMOTRON_EXPERT_KEYS = {
+    "experts.groups": "expert_group_count",
+    "experts.groups_per_token": "expert_group_used_count",
+    "experts.per_token": "expert_used_count",
+    "experts.latent": "moe_latent_size",
 }
 
 
@@ -84,6 +98,38 @@ def nemotron_h(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str
         "recurrence": _mamba(fields, facts, layers) if layers else None,
         "feed_forward_alone": feeding,
         "unrotated_layers": tuple(every),
+    }
+
+
+def nemotron_h_moe(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
+    """The same, each feed-forward part being one of experts."""
+    every = range(config.num_layers)
+    if config.experts is None:
+        raise fields.error("expert_count", "is missing, without which this architecture is not served")
+    feeding = tuple(layer for layer in every if f"blk.{layer}.ffn_gate_inp.weight" in facts.shapes)
+    no_keys = _others(fields, "attention.head_count_kv", config.num_layers)
+    key = "feed_forward_length"
+    said = set(every) - set(_others(fields, key, config.num_layers)) if fields.has(key) else set()
+    if said - set(feeding):
+        raise fields.error(key, f"is given of layer {min(said - set(feeding))}, which has no router")
+    if not set(feeding) <= set(no_keys):
+        raise fields.error("attention.head_count_kv", "is given of layers with a router, which is not served")
+    layers = tuple(layer for layer in no_keys if layer not in feeding)
+    groups, size = fields.integer("expert_group_count", 0) or 1, fields.integer("moe_latent_size", 0)
+    experts = build(
+        partial(replace, config.experts),
+        fields,
+        NEMOTRON_EXPERT_KEYS,
+        groups=groups,
+        groups_per_token=fields.integer("expert_group_used_count", 0) or 1,
+        latent=size,
+    )
+    return {
+        "recurrence": _mamba(fields, facts, layers) if layers else None,
+        "feed_forward_alone": feeding,
+        "unrotated_layers": tuple(every),
+        "intermediate_size": experts.intermediate_size,  # of no layer
+        "experts": experts,
     }
 
 

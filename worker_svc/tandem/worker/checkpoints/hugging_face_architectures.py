@@ -213,11 +213,18 @@ _GRANITE_HYBRID_NAMES = (
         for matrix, stored in (("gate", "input"), ("up", "input"), ("down", "output"))
     }
 )
+_KINDS = {"": "weight", "_bias": "bias"}
 _NEMOTRON_NAMES = (
     {name: stored.replace("self_attn.", "mixer.") for name, stored in _LAYER_NAMES.items()}
     | _mamba_names("mixer")
     | {"attention.norm": "norm.weight"}
-    | {name: stored.replace("mlp.", "mixer.") for name, stored in _LAYER_NAMES.items() if name.startswith("mlp.")}
+    | {
+        name: stored.replace("mlp.", "mixer.")
+        for name, stored in _GLM4_MOE_NAMES.items()
+        if name.startswith(("mlp.", "router", "shared.", "experts."))
+    }
+    | {f"into_experts{kind}": f"mixer.fc1_latent_proj.{stored}" for kind, stored in _KINDS.items()}
+    | {f"out_of_experts{kind}": f"mixer.fc2_latent_proj.{stored}" for kind, stored in _KINDS.items()}
 )
 _FALCON_NAMES = (
     {name: stored.replace("mlp.", "feed_forward.") for name, stored in _LAYER_NAMES.items()}

@@ -294,13 +294,13 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel time_step_min")
     # dt has no upper limit, and its lower one is time_step_min
     | rules(NEUTRAL, "time_step_limit time_step_max time_step_floor time_step_rank time_step_init_scheme expand")
-    | rules(NEUTRAL, "chunk_size mamba_chunk_size rms_norm_eps mamba_proj_bias mamba_ssm_cache_dtype")
+    | rules(NEUTRAL, "chunk_size mamba_chunk_size rms_norm_eps norm_eps mamba_proj_bias mamba_ssm_cache_dtype")
     | rules(NEUTRAL, "use_mamba_kernels num_logits_to_keep residual_in_fp32 rescale_prenorm_residual rescale_layer")
     | rules(NEUTRAL, "mtp_layers_block_type mtp_hybrid_override_pattern num_nextn_predict_layers")
-    # of experts, which no layer has
-    | rules(NEUTRAL, "n_routed_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size")
-    | rules(NEUTRAL, "moe_latent_size moe_shared_expert_overlap num_experts_per_tok n_group topk_group norm_topk_prob")
-    | rules(NEUTRAL, "routed_scaling_factor")
+    | rules(USED, "n_routed_experts num_experts_per_tok moe_intermediate_size moe_shared_expert_intermediate_size")
+    | rules(USED, "moe_latent_size n_group topk_group norm_topk_prob routed_scaling_factor")
+    # the shared one is one, of the size that is said
+    | rules(NEUTRAL, "n_shared_experts moe_shared_expert_overlap")
     | rules(Only(("silu",)), "mamba_hidden_act")
     | {
         "mlp_hidden_act": Only(("relu2",)),

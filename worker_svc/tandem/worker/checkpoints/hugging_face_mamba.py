@@ -1,7 +1,7 @@
 """Reads what models with Mamba-2 layers say beyond other architectures: Granite 4, Nemotron-H and Falcon-H1.
 
 Granite 4     some layers have a state instead of attention; experts and a shared one, or an ordinary part
-Nemotron-H    a layer is a state, attention or a feed-forward part, nothing else
+Nemotron-H    a layer is a state, attention, or a feed-forward part with experts or without, nothing else
 Falcon-H1     every layer has attention and a state beside each other, and multipliers everywhere
 """
 
@@ -38,9 +38,20 @@ _EXPERT_KEYS = {
     "experts.intermediate_size": "intermediate_size",
     "experts.shared_size": "shared_intermediate_size",
 }
+_NEMOTRON_EXPERT_KEYS = {
+    "experts.count": "n_routed_experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+    "experts.shared_size": "moe_shared_expert_intermediate_size",
+    "experts.latent": "moe_latent_size",
+    "experts.groups": "n_group",
+    "experts.groups_per_token": "topk_group",
+    "experts.scale": "routed_scaling_factor",
+}
 _MOST_MULTIPLIER = 1e6
 # The names of what layers are: transformers 5's, and older ones.
 _STATE, _ATTENTION, _FEED_FORWARD = ("linear_attention", "mamba"), ("full_attention", "attention"), ("mlp",)
+_EXPERTS = ("moe",)
 
 
 # --- Granite 4
@@ -164,19 +175,54 @@ def nemotron_h(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict
         output_bias=bias,
         least_dt=config.number("time_step_min", 0.001),
     )
+    dense = tuple(layer for layer, kind in enumerate(kinds) if kind is _FEED_FORWARD)
+    experts = _nemotron_experts(config, dense) if _EXPERTS in kinds else None
     return {
         "recurrence": recurrence if recurrence.layers else None,
-        "feed_forward_alone": tuple(layer for layer, kind in enumerate(kinds) if kind is _FEED_FORWARD),
+        "feed_forward_alone": tuple(layer for layer, kind in enumerate(kinds) if kind in (_FEED_FORWARD, _EXPERTS)),
         "unrotated_layers": tuple(range(len(kinds))),
+        "experts": experts,
+        # Of no layer; as GGUF files have it.
+        **({"intermediate_size": experts.intermediate_size} if experts is not None and not dense else {}),
     }
+
+
+def _nemotron_experts(config: Fields, dense: tuple[int, ...]) -> Experts:
+    sizes: dict[str, int] = {}
+    for name, key, usual in (
+        ("shared_size", "moe_shared_expert_intermediate_size", 7688),
+        ("latent", "moe_latent_size", None),
+    ):
+        size = config.integer(key, usual)
+        if size is not None and size < 1:
+            raise config.error(key, f"must be at least 1, but is {size}")
+        sizes[name] = size or 0
+    return build(
+        Experts,
+        config,
+        _NEMOTRON_EXPERT_KEYS,
+        count=config.integer("n_routed_experts", 8),
+        per_token=config.integer("num_experts_per_tok", 2),
+        intermediate_size=config.integer("moe_intermediate_size", 7688),
+        normalized=config.boolean("norm_topk_prob", "norm_topk_prob" not in config.values),
+        dense_layers=dense,
+        score="sigmoid",
+        biased=True,
+        groups=config.integer("n_group", 1),
+        groups_per_token=config.integer("topk_group", 1),
+        scale=config.number("routed_scaling_factor", 1.0),
+        activation="relu2",
+        gated=False,
+        **sizes,
+    )
 
 
 def _nemotron_kinds(config: Fields) -> list[tuple[str, ...]]:
     listed, pattern = config.values.get("layers_block_type"), config.text("hybrid_override_pattern")
-    served = (_STATE, _ATTENTION, _FEED_FORWARD)
+    served = (_STATE, _ATTENTION, _FEED_FORWARD, _EXPERTS)
     if listed is not None or pattern is None:
         return _kinds(config, "layers_block_type", listed, None, served)
-    by_letter = {"M": _STATE, "*": _ATTENTION, "-": _FEED_FORWARD}
+    by_letter = {"M": _STATE, "*": _ATTENTION, "-": _FEED_FORWARD, "E": _EXPERTS}
     if not 1 <= len(pattern) <= LIMITS["num_layers"] or set(pattern) - by_letter.keys():
         raise config.error("hybrid_override_pattern", f"must have a letter of {' '.join(by_letter)} for each layer")
     return [by_letter[letter] for letter in pattern]

@@ -137,6 +137,8 @@ class Experts:
     logit_multiplier: float = 1.0  # of the router's
     weighs_input: bool = False  # what goes into an expert is multiplied by its weight, not what comes out
     best_of_group: int = 2  # how many of a group's best scores add up to its own
+    gated: bool = True  # activation(gate x) * up x; else activation(up x), as of the shared one
+    latent: int = 0  # numbers that those of which a token has some are given, and give, for the hidden size; 0: all
 
     def __post_init__(self) -> None:
         require_size("experts.count", self.count, 1 << 10)
@@ -155,6 +157,12 @@ class Experts:
         require_finite("experts.scale", self.scale, above=0.0)
         require_finite("experts.jitter", self.jitter, at_least=0.0)
         require_finite("experts.logit_multiplier", self.logit_multiplier, above=0.0)
+        if self.latent:
+            require_size("experts.latent", self.latent, LIMITS["hidden_size"])
+        if self.latent and (self.weighs_input or self.beside or self.shared_router):
+            raise ConfigError("experts.latent", "is served of experts that are weighed, with nothing but a shared one")
+        if self.clamped is not None and not self.gated:
+            raise ConfigError("experts.gated", "is false, but its clamped activation is that of a gate")
         for needs, number in ((self.score == "mixer", 2), (self.weighs_input, 1)):
             if needs and self.per_token != number:
                 raise ConfigError("experts.per_token", f"must be {number}, but is {self.per_token}")

@@ -371,7 +371,7 @@ class ModelConfig:
 
     def has_experts(self, layer: int) -> bool:
         """Tells whether a layer's feed-forward part is a mixture of experts."""
-        return self.experts is not None and layer not in self.experts.dense_layers
+        return self.experts is not None and self.feeds(layer) and layer not in self.experts.dense_layers
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns canonical name and shape of every tensor that a checkpoint of this model must give, in loading order.
@@ -468,21 +468,31 @@ class ModelConfig:
         if experts.biases:
             shapes["router_logit_bias"] = (experts.count,)
         if experts.shared_size:
-            shapes |= self._matrices("shared", experts.shared_size, bias=self.mlp_bias)
+            shapes |= self._matrices("shared", experts.shared_size, bias=self.mlp_bias, gated=experts.gated)
             if experts.shared_router:
                 shapes["shared_router"] = (1, self.hidden_size)
+        width = experts.latent or self.hidden_size
+        if experts.latent:
+            shapes |= {"into_experts": (width, self.hidden_size), "out_of_experts": (self.hidden_size, width)}
+            if self.mlp_bias:
+                shapes |= {"into_experts_bias": (width,), "out_of_experts_bias": (self.hidden_size,)}
+        size, how = experts.intermediate_size, {"bias": experts.biases, "gated": experts.gated}
         for expert in range(experts.count):
-            shapes |= self._matrices(f"experts.{expert}", experts.intermediate_size, bias=experts.biases)
+            shapes |= self._matrices(f"experts.{expert}", size, **how, width=width)
         return shapes
 
     def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
         size = (self.hidden_size,)
         return {name: size, f"{name}_bias": size} if self.norm_bias else {name: size}
 
-    def _matrices(self, name: str, size: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
-        rows = ({"gate": size} if self.gated else {}) | {"up": size}
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.{part}": (size, self.hidden_size) for part in rows}
-        shapes[f"{name}.down"] = (self.hidden_size, size)
+    def _matrices(
+        self, name: str, size: int, *, bias: bool, gated: bool | None = None, width: int = 0
+    ) -> dict[str, tuple[int, ...]]:
+        """Returns those of a feed-forward part; `gated` as layers without experts, `width` the stream's unless said."""
+        width = width or self.hidden_size
+        rows = ({"gate": size} if (self.gated if gated is None else gated) else {}) | {"up": size}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.{part}": (size, width) for part in rows}
+        shapes[f"{name}.down"] = (width, size)
         if bias:
-            shapes |= {f"{name}.{part}_bias": (count,) for part, count in (rows | {"down": self.hidden_size}).items()}
+            shapes |= {f"{name}.{part}_bias": (count,) for part, count in (rows | {"down": width}).items()}
         return shapes

@@ -65,10 +65,16 @@ def _granite(config: ModelConfig) -> dict[str, Any]:
 def _nemotron(config: ModelConfig) -> dict[str, Any]:
     sizes, alone = config.recurrence, config.feed_forward_alone or ()
     assert sizes is None or isinstance(sizes, Mamba)
-    kinds = _kinds(config, "mamba", "attention")
-    values: dict[str, Any] = {
-        "layers_block_type": ["mlp" if layer in alone else kind for layer, kind in enumerate(kinds)],
-    }
+    kinds, experts = _kinds(config, "mamba", "attention"), config.experts
+    for layer in alone:
+        kinds[layer] = "moe" if config.has_experts(layer) else "mlp"
+    values: dict[str, Any] = {"layers_block_type": kinds}
+    if experts is not None:
+        values |= {
+            "n_routed_experts": experts.count,
+            "moe_shared_expert_intermediate_size": experts.shared_size,
+            "moe_latent_size": experts.latent or None,
+        }
     if sizes is not None:
         values |= {
             "mamba_num_heads": sizes.heads,

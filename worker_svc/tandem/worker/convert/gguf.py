@@ -33,9 +33,10 @@ from tandem.worker.convert.tokenizers import gguf_vocabulary
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 # What `general.architecture` says: the name that the reader's table has for ours, or of another one that says the same.
+_WITH_EXPERTS = {"nemotron_h": "nemotron_h_moe"}  # which are another one there
 CONVERTED = {
     **{row.windowed: kind for kind, row in ARCHITECTURES.items() if row.windowed},
-    **{row.name: kind for kind, row in ARCHITECTURES.items()},
+    **{row.name: kind for kind, row in ARCHITECTURES.items() if kind not in _WITH_EXPERTS.values()},
     **dict.fromkeys(("mistral", "ministral", "mixtral"), "llama"),
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
@@ -66,6 +67,8 @@ def write_gguf(source: Source, path: Path) -> None:
             f"{config.architecture} is served, but not converted: GGUF files of it are not known; converted are "
             f"{', '.join(CONVERTED)}"
         )
+    if config.experts is not None:
+        kind = _WITH_EXPERTS.get(kind, kind)
     said, notes = folded(config, ARCHITECTURES[kind])
     source.notes.extend(notes)
     metadata = describe(said, kind) | {"general.name": path.stem, "general.file_type": _FILE_TYPES[source.dtype]}

@@ -122,7 +122,9 @@ def _experts(config: ModelConfig, kind: str) -> dict[str, Any]:
     dense = experts.dense_layers
     values = {
         **_directly(experts, {key: value for key, value in KEYS.items() if key not in _OTHERWISE}, "experts."),
-        "expert_shared_count": experts.shared_size // experts.intermediate_size,
+        # Where the size of all is said, they are one.
+        "expert_shared_count": 1 if known.shared == "size" else experts.shared_size // experts.intermediate_size,
+        "moe_latent_size": experts.latent or None,
         "leading_dense_block_count": len(dense),
         "interleave_moe_layer_step": next(layer for layer in range(config.num_layers + 1) if layer not in dense) + 1,
         "expert_gating_func": _gating(experts),

@@ -23,7 +23,7 @@ class ExpertsBeside(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, experts: Experts, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
-        self.experts = MixtureOfExperts(config.hidden_size, experts, dtype, operations, shared_biases=config.mlp_bias)
+        self.experts = MixtureOfExperts(config.hidden_size, experts, dtype, operations, biases=config.mlp_bias)
         self.norm, self.router_norm, self.own_norm, self.post_norm = (
             RMSNorm(config.hidden_size, config.norm_eps, dtype, operations) for _ in range(4)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.mixer import Constants, Mixer
 from tandem.worker.model.moe import MixtureOfExperts
@@ -39,12 +39,17 @@ def of_experts(experts: MixtureOfExperts) -> dict[str, Destination]:
     if experts.weights is not None:
         places["expert_weights"] = Destination(experts.weights, 0)
     if experts.shared is not None:
-        places |= of_gated("shared", experts.shared)
+        places |= of_ordinary("shared", experts.shared)
+    for name, matrix in (("into_experts", experts.into_experts), ("out_of_experts", experts.out_of_experts)):
+        if matrix is not None:
+            places[name] = Destination(matrix, 0)
+            if matrix.bias is not None:
+                places[f"{name}_bias"] = Destination(matrix.bias, 0)
     if experts.shared_router is not None:
         places["shared_router"] = Destination(experts.shared_router, 0)
     for number, expert in enumerate(experts.experts):
-        assert isinstance(expert, FeedForward)
-        places |= of_gated(f"experts.{number}", expert)
+        assert isinstance(expert, FeedForward | UngatedFeedForward)
+        places |= of_ordinary(f"experts.{number}", expert)
     return places
 
 
@@ -56,17 +61,12 @@ def of_norm(name: str, norm: RMSNorm | LayerNorm) -> dict[str, Destination]:
     return places
 
 
-def of_gated(name: str, layer: FeedForward) -> dict[str, Destination]:
-    """Returns where those of a feed-forward part with a gate go."""
-    places = {
-        f"{name}.gate": Destination(layer.gate_up, 0),
-        f"{name}.up": Destination(layer.gate_up, layer.intermediate_size),
-        f"{name}.down": Destination(layer.down, 0),
-    }
-    if layer.gate_up.bias is not None and layer.down.bias is not None:
-        places |= {
-            f"{name}.gate_bias": Destination(layer.gate_up.bias, 0),
-            f"{name}.up_bias": Destination(layer.gate_up.bias, layer.intermediate_size),
-            f"{name}.down_bias": Destination(layer.down.bias, 0),
-        }
+def of_ordinary(name: str, layer: FeedForward | UngatedFeedForward) -> dict[str, Destination]:
+    """Returns where those of a feed-forward part without experts, or of one expert, go."""
+    rows = {"gate": 0, "up": layer.intermediate_size} if isinstance(layer, FeedForward) else {"up": 0}
+    places = {f"{name}.{part}": Destination(layer.first, row) for part, row in rows.items()}
+    places[f"{name}.down"] = Destination(layer.down, 0)
+    if layer.first.bias is not None and layer.down.bias is not None:
+        places |= {f"{name}.{part}_bias": Destination(layer.first.bias, row) for part, row in rows.items()}
+        places[f"{name}.down_bias"] = Destination(layer.down.bias, 0)
     return places

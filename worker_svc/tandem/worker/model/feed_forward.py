@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU
-from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.activations import ACTIVATIONS
 from tandem.worker.model.linear import Linear, Rows
 from tandem.worker.model.operations import Operations
@@ -49,6 +48,11 @@ class FeedForward(torch.nn.Module):
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype, bias=biases)
         self.down = Linear(intermediate_size, hidden_size, dtype, bias=biases)
 
+    @property
+    def first(self) -> Linear:
+        """Returns the matrix that rows come into."""
+        return self.gate_up
+
     def forward(self, x: Rows) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
         if self._is_swiglu and isinstance(x, torch.Tensor) and (gated := self.gate_up.gated(x)) is not None:
@@ -64,12 +68,27 @@ class UngatedFeedForward(torch.nn.Module):
 
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, operations: Operations) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        dtype: torch.dtype,
+        operations: Operations,
+        activation: Activation,
+        *,
+        biases: bool = False,
+    ) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.intermediate_size = intermediate_size
+        self.activation = activation
         self._operations = operations
-        self.up = Linear(config.hidden_size, config.intermediate_size, dtype, bias=config.mlp_bias)
-        self.down = Linear(config.intermediate_size, config.hidden_size, dtype, bias=config.mlp_bias)
+        self.up = Linear(hidden_size, intermediate_size, dtype, bias=biases)
+        self.down = Linear(intermediate_size, hidden_size, dtype, bias=biases)
+
+    @property
+    def first(self) -> Linear:
+        """Returns the matrix that rows come into."""
+        return self.up
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""

@@ -33,7 +33,7 @@ from tandem.worker.model.cpu.layer_parts import (
     LayerNorms,
 )
 from tandem.worker.model.cpu.stack import Placed
-from tandem.worker.model.destinations import Destination, of_experts, of_gated, of_norm
+from tandem.worker.model.destinations import Destination, of_experts, of_norm, of_ordinary
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, Rows
@@ -123,11 +123,10 @@ class Layer(torch.nn.Module):
         if not self._feeds:
             pass
         elif experts is not None and not experts.beside:
-            self.feed_forward = MixtureOfExperts(
-                config.hidden_size, experts, dtype, operations, shared_biases=config.mlp_bias
-            )
+            self.feed_forward = MixtureOfExperts(config.hidden_size, experts, dtype, operations, biases=config.mlp_bias)
         elif not config.gated:
-            self.feed_forward = UngatedFeedForward(config, dtype, operations)
+            sizes = config.hidden_size, config.inner_size(index)
+            self.feed_forward = UngatedFeedForward(*sizes, dtype, operations, config.activation, biases=config.mlp_bias)
         else:
             self.feed_forward = FeedForward(
                 *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
@@ -266,16 +265,15 @@ class Layer(torch.nn.Module):
     def _feeding(self) -> Feeding | FeedingExperts | None:
         """Returns the feed-forward part as a call has it; None where its experts are computed otherwise."""
         mlp, by = self.feed_forward, self._config.feed_forward_multiplier
-        if isinstance(mlp, FeedForward):
-            return _gated(mlp, by)
-        if isinstance(mlp, UngatedFeedForward):
-            return Feeding(mlp.up, mlp.down, mlp.activation, gated=False, by=by)
+        if isinstance(mlp, FeedForward | UngatedFeedForward):
+            return _ordinary(mlp, by)
         if mlp is None or not isinstance(mlp.joined, CompiledExperts):
             return None
         chosen_by, weights = (None if each is None else each.weight for each in (mlp.router_bias, mlp.weights))
         routing = Routing.of(mlp.config, chosen_by, weights)
-        shared = None if mlp.shared is None else _gated(mlp.shared)
-        return FeedingExperts(mlp.joined, mlp.router, routing, shared, mlp.shared_router)
+        shared = None if mlp.shared is None else _ordinary(mlp.shared)
+        around = mlp.into_experts, mlp.out_of_experts
+        return FeedingExperts(mlp.joined, mlp.router, routing, *around, shared, mlp.shared_router)
 
     def _given(self) -> Given | None:
         given, inputs = self.given, self._config.per_layer_inputs
@@ -356,16 +354,8 @@ class Layer(torch.nn.Module):
             places |= of_norm("router_norm", self.beside.router_norm)
         if isinstance(self.feed_forward, MixtureOfExperts):
             places |= of_experts(self.feed_forward)
-        elif isinstance(self.feed_forward, UngatedFeedForward):
-            places |= {
-                "mlp.up": Destination(self.feed_forward.up, 0),
-                "mlp.down": Destination(self.feed_forward.down, 0),
-            }
-            if self.feed_forward.up.bias is not None and self.feed_forward.down.bias is not None:
-                places["mlp.up_bias"] = Destination(self.feed_forward.up.bias, 0)
-                places["mlp.down_bias"] = Destination(self.feed_forward.down.bias, 0)
         else:
-            places |= of_gated("mlp", self.feed_forward)
+            places |= of_ordinary("mlp", self.feed_forward)
         return places
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
@@ -391,7 +381,9 @@ def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) 
     return x if delta is None else x.add_(delta)
 
 
-def _gated(mlp: FeedForward, by: float = 1.0) -> Feeding:
+def _ordinary(mlp: FeedForward | UngatedFeedForward, by: float = 1.0) -> Feeding:
+    if isinstance(mlp, UngatedFeedForward):
+        return Feeding(mlp.up, mlp.down, mlp.activation, gated=False, by=by)
     return Feeding(mlp.gate_up, mlp.down, mlp.activation, True, mlp.gate_multiplier, by)
 
 

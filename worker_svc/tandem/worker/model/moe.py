@@ -12,6 +12,8 @@ Models differ in how they score and choose (`Experts`):
   weighs as in a softmax over those that it was chosen from and that are not far below it.
 - An expert may be given a row multiplied by its weight, instead of being weighed itself (Llama 4).
 - What an expert weighs may be multiplied by a number of its own (Gemma 4).
+- Experts may have no gate, and may be given rows of another width, which one matrix makes of the stream's, and another
+  one makes the stream's again (Nemotron 3).
 - A shared expert may add to every row, as it is or by the sigmoid of a router of its own (Qwen2-MoE).
 
 Where a device has kernels for it, all experts are computed together (`Operations.join_experts`). Elsewhere an
@@ -29,7 +31,7 @@ import torch
 
 from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.model.activations import sigmoid
-from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Bias, Linear, Router
 from tandem.worker.model.operations import JoinedExperts, Operations
 
@@ -46,8 +48,9 @@ class MixtureOfExperts(torch.nn.Module):
         dtype: torch.dtype,
         operations: Operations,
         *,
-        shared_biases: bool = False,
+        biases: bool = False,
     ) -> None:
+        """`biases`: of the shared expert, and of the matrices around those that have another width."""
         super().__init__()
         self.config = experts
         self._operations = operations
@@ -58,22 +61,27 @@ class MixtureOfExperts(torch.nn.Module):
         self.router = Router(hidden_size, experts.count, dtype, bias=experts.biases)
         self.router_bias = Bias(experts.count, torch.float32) if experts.biased else None
         self.weights = Bias(experts.count, torch.float32) if experts.weighed else None
+        sizes, activation = (experts.latent or hidden_size, experts.intermediate_size), experts.activation
+        self.into_experts: Linear | None = None
+        self.out_of_experts: Linear | None = None
+        if experts.latent:
+            self.into_experts = Linear(hidden_size, experts.latent, dtype, bias=biases)
+            self.out_of_experts = Linear(experts.latent, hidden_size, dtype, bias=biases)
         self.experts = torch.nn.ModuleList(
-            FeedForward(
-                hidden_size,
-                experts.intermediate_size,
-                dtype,
-                operations,
-                experts.activation,
-                clamped=experts.clamped,
-                biases=experts.biases,
-            )
+            FeedForward(*sizes, dtype, operations, experts.activation, clamped=experts.clamped, biases=experts.biases)
+            if experts.gated
+            else UngatedFeedForward(*sizes, dtype, operations, activation, biases=experts.biases)
             for _ in range(experts.count)
         )
-        self.shared: FeedForward | None = None
+        self.shared: FeedForward | UngatedFeedForward | None = None
         self.shared_router: Router | None = None
         if experts.shared_size:
-            self.shared = FeedForward(hidden_size, experts.shared_size, dtype, operations, biases=shared_biases)
+            sizes = hidden_size, experts.shared_size
+            self.shared = (
+                FeedForward(*sizes, dtype, operations, biases=biases)
+                if experts.gated
+                else UngatedFeedForward(*sizes, dtype, operations, activation, biases=biases)
+            )
             self.shared_router = Router(hidden_size, 1, dtype) if experts.shared_router else None
 
     def join(self) -> None:
@@ -89,16 +97,33 @@ class MixtureOfExperts(torch.nn.Module):
         inputs = x
         if self.config.weighs_input:  # of the one expert
             inputs, shares = (x * shares).to(x.dtype), torch.ones_like(shares)
+        if self.into_experts is not None and self.out_of_experts is not None:
+            inputs = self.into_experts(x)
+            answers = (
+                self._one_by_one(inputs, shares, chosen).to(x.dtype)
+                if self.joined is None
+                else self.joined(inputs, shares, chosen, None, None)
+            )
+            answers = self.out_of_experts(answers)
+            return answers if self.shared is None else answers + self.shared(x)
         if self.joined is not None:
             shared = None if self.shared is None else self.shared(x)
             gate = None if self.shared_router is None else self.shared_router(x)
             return self.joined(inputs, shares, chosen, shared, gate)
+        result = self._one_by_one(inputs, shares, chosen)
+        if self.shared is not None:
+            answers = self.shared(x)
+            result += answers if self.shared_router is None else answers * sigmoid(self.shared_router(x).float())
+        return result.to(x.dtype)
+
+    def _one_by_one(self, inputs: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Returns the sum over a row's experts, float32, each expert being computed for itself."""
         if not self._row_multiple:
             self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
         # Pairs (row, expert), those of expert 0 first; `place` counts through `chosen`.
         place = chosen.flatten().argsort(stable=True)
         row, share = place // self.config.per_token, shares.flatten()[place].unsqueeze(-1)
-        result = torch.zeros_like(x, dtype=torch.float32)
+        result = torch.zeros_like(inputs, dtype=torch.float32)
         # Only experts that somebody chose: of a decode's 128 there are 8, and each one asked for would cost a call.
         numbers, counts = torch.unique_consecutive(chosen.flatten()[place], return_counts=True)
         start = 0
@@ -108,10 +133,7 @@ class MixtureOfExperts(torch.nn.Module):
             answers = self.experts[number](inputs.index_select(0, padded))[:count]
             result.index_add_(0, rows, answers * part)
             start += count
-        if self.shared is not None:
-            answers = self.shared(x)
-            result += answers if self.shared_router is None else answers * sigmoid(self.shared_router(x).float())
-        return result.to(x.dtype)
+        return result
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the weights of each row's experts, float32, and their numbers, both `[N, per_token]`."""

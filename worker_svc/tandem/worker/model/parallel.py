@@ -150,7 +150,9 @@ class Ranks:
         if name in ("embedding", "output", "output_bias"):
             return Part(rows=(self.tokens(config),))
         state, _, piece = name.split(".", 2)[-1].partition(".")
-        if name.endswith(("attention.output_bias", ".down_bias")) or (state in _STATES and piece == "output_bias"):
+        if name.endswith(("attention.output_bias", ".down_bias", "out_of_experts_bias")) or (
+            state in _STATES and piece == "output_bias"
+        ):
             return Part(vanishes=self.rank > 0)  # it is added once
         if name.endswith(_BY_COLUMNS):
             return Part(columns=self._even(shape[1], self.rank, self.size))

@@ -180,9 +180,11 @@ def experts(case: Case, kinds: Sequence[Quantization | None], *numbers_of_tokens
     """Layers of experts."""
     same, dtype, device = case.reproducible, case.dtype, torch.device("cpu")
     operations = TritonOperations(264, reproducible=same)
-    for kind in kinds:
+    for kind, gated in [*((kind, True) for kind in kinds), (kinds[0], False)]:
         gpt_oss = kind is not None and bool(kind.code)
         config = Experts(8, 4, 512, True, biases=gpt_oss, clamped=ClampedSwiGLU(1.7, 7.0) if gpt_oss else None)
+        if not gated:
+            config = Experts(8, 4, 512, True, activation="relu2", gated=False)
         mixture = MixtureOfExperts(512, config, dtype, operations)
         for linear in (each for each in mixture.modules() if isinstance(each, Linear)):
             shape = linear.out_features, linear.in_features

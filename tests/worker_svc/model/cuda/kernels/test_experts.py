@@ -4,6 +4,7 @@ depend on the rows beside it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -26,6 +27,7 @@ QWEN = Experts(4, 2, INNER, True)
 GPT_OSS = Experts(4, 2, INNER, True, biases=True, clamped=ClampedSwiGLU(1.7, 0.5))
 GEMMA4 = Experts(4, 2, INNER, True, activation="gelu_tanh", weighed=True, logit_multiplier=0.5)
 SHARED = Experts(4, 3, INNER, False, (), "sigmoid", True, scale=1.5, shared_size=32, shared_router=True)
+NEMOTRON = replace(SHARED, shared_router=False, activation="relu2", gated=False)
 ERRORS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -96,6 +98,9 @@ def layer(
 
 def feed_forward(config: Experts, numbers: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
     """One expert, in float64."""
+    if not config.gated:
+        inner = (x @ numbers[f"{name}.up"].T + numbers.get(f"{name}.up.bias", 0)).relu().square()
+        return inner @ numbers[f"{name}.down"].T + numbers.get(f"{name}.down.bias", 0)
     gate, up = (x @ numbers[f"{name}.gate_up"].T + numbers.get(f"{name}.gate_up.bias", 0)).chunk(2, dim=-1)
     if config.activation == "gelu_tanh":
         inner = torch.nn.functional.gelu(gate, approximate="tanh") * up
@@ -111,10 +116,13 @@ def exact(
     config: Experts, numbers: dict[str, torch.Tensor], x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor
 ) -> torch.Tensor:
     """The layer of these choices in float64, pair by pair."""
-    result = torch.zeros_like(x)
+    entering = x @ numbers["into_experts"].T if config.latent else x
+    result = torch.zeros_like(entering)
     for row in range(len(x)):
         for share, expert in zip(shares[row].tolist(), chosen[row].tolist(), strict=True):
-            result[row] += share * feed_forward(config, numbers, f"experts.{expert}", x[row])
+            result[row] += share * feed_forward(config, numbers, f"experts.{expert}", entering[row])
+    if config.latent:
+        result = result @ numbers["out_of_experts"].T
     if config.shared_size:
         gate = torch.sigmoid(x @ numbers["shared_router"].T) if config.shared_router else 1.0
         result += gate * feed_forward(config, numbers, "shared", x)
@@ -125,7 +133,8 @@ def exact(
     ("config", "kind", "reproducible"),
     [(QWEN, kind, True) for kind in KINDS]
     + [(GPT_OSS, "mxfp4", True), (SHARED, "plain", True), (QWEN, "plain", False), (GPT_OSS, "int4", False)]
-    + [(GEMMA4, "plain", True)],
+    + [(GEMMA4, "plain", True), (replace(NEMOTRON, latent=72), "plain", True)]
+    + [(replace(NEMOTRON, biases=True), kind, True) for kind in ("int8 in groups", "int4", "fp8 in groups")],
 )
 def test_a_layer_equals_float64(config: Experts, kind: str, reproducible: bool) -> None:
     dtype = DTYPES[0] if reproducible else DTYPES[-1]

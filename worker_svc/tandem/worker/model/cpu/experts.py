@@ -23,7 +23,7 @@ from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.cpu.matrices import ALIKE, Matrix, matrices_of
 from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.cpu.native.library import calls
-from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.moe import choose
 
@@ -62,7 +62,7 @@ class _Experts(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("gate_up", "down")),
         *((name, _Size) for name in ("count", "per_row", "hidden", "inner")),
-        ("gate", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("gated", "gate")),
         *((name, ctypes.c_float) for name in ("alpha", "limit")),
     )
 
@@ -70,18 +70,19 @@ class _Experts(ctypes.Structure):
 class CompiledExperts:
     """All experts of a layer, for any number of rows."""
 
-    def __init__(self, config: Experts, experts: Sequence[FeedForward]) -> None:
+    def __init__(self, config: Experts, experts: Sequence[FeedForward | UngatedFeedForward]) -> None:
         """Takes the experts' matrices where they are; raises ValueError where they are not served."""
         first, clamped = experts[0], config.clamped
-        matrices = [_matrices([each.gate_up for each in experts]), _matrices([each.down for each in experts])]
+        matrices = [_matrices([each.first for each in experts]), _matrices([each.down for each in experts])]
         self.config = config
         self._kept = (list(experts), matrices)  # what the structure points at
         self._struct = _Experts(
             *(ctypes.addressof(each) for each in matrices),
             count=len(experts),
             per_row=config.per_token,
-            hidden=first.gate_up.in_features,
+            hidden=first.first.in_features,
             inner=first.intermediate_size,
+            gated=config.gated,
             gate=layers.ACTIVATIONS[config.activation] if clamped is None else _CLAMPED,
             alpha=0.0 if clamped is None else clamped.alpha,
             limit=0.0 if clamped is None else clamped.limit,

@@ -291,6 +291,9 @@ def _feeds_experts(layer: LayerStruct, how: FeedingExperts, taken: _Taken, rooms
     rooms |= {"logits": layer.router.width, "shares": config.per_token, "chosen": 2 * config.per_token}
     if config.weighs_input:
         rooms["given"] = layer.hidden
+    if how.into is not None and how.out_of is not None:
+        layer.into_experts, layer.out_of_experts = taken.one(how.into), taken.one(how.out_of)
+        rooms |= dict.fromkeys(("given", "input"), taken.lanes(config.latent))
     if how.shared is None:
         return
     _feeds(layer, how.shared, taken, rooms)

@@ -88,6 +88,8 @@ class LayerStruct(ctypes.Structure):
     experts: int | None
     router: Matrix
     shared_router: Matrix
+    into_experts: Matrix
+    out_of_experts: Matrix
     routing: Routing
     given_gate: Matrix
     given_output: Matrix
@@ -115,7 +117,7 @@ class LayerStruct(ctypes.Structure):
         *((name, _Number) for name in ("activation", "grows", "gated", "centred", "gated_mlp", "feeds", "parallel")),
         *((name, _Number) for name in ("stores", "values_are_keys")),
         ("experts", _Pointer),
-        *((name, Matrix) for name in ("router", "shared_router")),
+        *((name, Matrix) for name in ("router", "shared_router", "into_experts", "out_of_experts")),
         ("routing", Routing),
         *((name, Matrix) for name in ("given_gate", "given_output")),
         ("given_norm", _Pointer),
@@ -180,11 +182,14 @@ class Feeding(NamedTuple):
 
 
 class FeedingExperts(NamedTuple):
-    """Experts, and the feed-forward part that every row has beside them."""
+    """Experts, what rows of another width than the stream's are made by and made the stream's again, and the
+    feed-forward part that every row has beside them."""
 
     experts: CompiledExperts
     router: Linear
     routing: Routing
+    into: Linear | None
+    out_of: Linear | None
     shared: Feeding | None
     shared_router: Linear | None
 

@@ -1,6 +1,6 @@
 """Experts on CUDA: the matrices of all of a layer lie behind each other and are multiplied together.
 
-    route     1 launch                  gate, up    1 launch, gate included
+    route     1 launch                  gate, up    1 launch, gate or activation included
     arrange   1 launch                  down        1 launch
                                         weigh       1 launch
 
@@ -28,7 +28,7 @@ from tandem.worker.model.cuda.kernels.expert_products import Floats, Integers, M
 from tandem.worker.model.cuda.kernels.experts import arrange, route, weigh
 from tandem.worker.model.cuda.kernels.product import Tile
 from tandem.worker.model.cuda.quantized import KernelWeight
-from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.float8 import CAPABILITY, Float8Weight
 from tandem.worker.model.linear import Linear, PlainWeight
 
@@ -43,10 +43,14 @@ FEW = 16  # pairs of an expert, on average, up to which fast mode takes the smal
 class JoinedExperts:
     """All experts of a layer, for any number of rows."""
 
-    def __init__(self, config: Experts, experts: Sequence[FeedForward], *, reproducible: bool) -> None:
+    def __init__(
+        self, config: Experts, experts: Sequence[FeedForward | UngatedFeedForward], *, reproducible: bool
+    ) -> None:
         """Joins the experts' matrices, which become views of what is joined; raises ValueError where that cannot be."""
         self._config, self._reproducible = config, reproducible
-        self._gate_up, self._gate_up_bias = _joined([each.gate_up for each in experts])
+        if (config.activation == "relu2") == config.gated:
+            raise ValueError(f"no kernel for {config.activation} {'with' if config.gated else 'without'} a gate")
+        self._first, self._first_bias = _joined([each.first for each in experts])
         self._down, self._down_bias = _joined([each.down for each in experts])
 
     def route(
@@ -63,11 +67,11 @@ class JoinedExperts:
         gate: torch.Tensor | None,
     ) -> torch.Tensor:
         config, pairs = self._config, chosen.numel()
-        of_gate_up, of_down = self._tiles(x.dtype, pairs)
+        of_first, of_down = self._tiles(x.dtype, pairs)
         arrangement = arrange(chosen.to(torch.int32), config.count, of_down.rows)
         inner = expert_product(
-            x.contiguous(), self._gate_up, self._gate_up_bias, arrangement, pairs, of_gate_up, config.clamped,
-            config.activation, has_gate=True,
+            x.contiguous(), self._first, self._first_bias, arrangement, pairs, of_first, config.clamped,
+            config.activation, has_gate=config.gated,
         )  # fmt: skip
         answers = expert_product(inner, self._down, self._down_bias, arrangement, pairs, of_down)
         return weigh(answers, shares.contiguous(), shared, gate)
@@ -78,11 +82,11 @@ class JoinedExperts:
         else:
             few = not self._reproducible and pairs <= FEW * self._config.count
             tiles = FEW_ROWS if few else MANY_ROWS
-        gate_up, down = (
+        first, down = (
             tile if isinstance(matrices, Floats) else tile._replace(outputs=INTEGERS[matrices.q.dtype])
-            for tile, matrices in zip(tiles, (self._gate_up, self._down), strict=True)
+            for tile, matrices in zip(tiles, (self._first, self._down), strict=True)
         )
-        return gate_up, down
+        return first, down
 
 
 def _joined(linears: Sequence[Linear]) -> tuple[Matrices, torch.Tensor | None]:

@@ -39,7 +39,7 @@ from tandem.worker.model.cuda.kernels.swiglu import swiglu, swiglu_float8
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT6, INT8, Block, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.cuda.states import KernelMoves, StateArrays
-from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.linear import HeadLinear
@@ -362,7 +362,9 @@ class TritonOperations:
     def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
         try:
             return JoinedExperts(
-                config, [each for each in experts if isinstance(each, FeedForward)], reproducible=self.reproducible
+                config,
+                [each for each in experts if isinstance(each, FeedForward | UngatedFeedForward)],
+                reproducible=self.reproducible,
             )
         except ValueError as error:
             return str(error)

@@ -3,7 +3,7 @@
 // A pair is a row and one of its experts. Pairs stand in the order of their experts, and of one expert in that of the rows:
 //
 //     gate, up   some outputs of one expert, for all of its pairs       [pairs, 2 inner]
-//     gate       a pair: activation(gate) * up                          [pairs, inner]
+//     gate       a pair: activation(gate) * up, or activation(up)       [pairs, inner]
 //     down       some outputs of one expert, for all of its pairs       [pairs, hidden]
 //     sum        a row: the answers of its experts by their shares, in the order of their numbers
 //
@@ -25,6 +25,7 @@
 struct Experts {
     const Matrix *gate_up, *down;  // of each expert; all are stored alike
     int64_t count, per_row, hidden, inner;
+    int32_t gated;  // or else the first matrix is up alone
     Gate gate;
 };
 
@@ -207,16 +208,15 @@ static void multiply(const Matrix *m, const Inputs *in, const int32_t *order, in
     else half_outputs(m->half, m->numbers, x, out, rows, m->inputs, m->panels, first, last);
 }
 
-// One row gate_up [2 size] -> out [size]; `bias` [2 size] may be null.
-static void gate_row(const Gate *how, const float *gate_up, const float *bias, float *out, int64_t size) {
+// One row gate_up [2 size], or up [size] if it is not gated, -> out [size]; `bias`, of as many numbers, may be null.
+static void gate_row(const Gate *how, int is_gated, const float *gate_up, const float *bias, float *out, int64_t size) {
     for (int64_t i = 0; i < size; i += 8) {
         const __m256i places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         const __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(size - i)), places);
-        __m256 gate = _mm256_maskload_ps(gate_up + i, there), up = _mm256_maskload_ps(gate_up + size + i, there);
-        if (bias) {
-            gate = _mm256_add_ps(gate, _mm256_maskload_ps(bias + i, there));
-            up = _mm256_add_ps(up, _mm256_maskload_ps(bias + size + i, there));
-        }
+        __m256 gate = _mm256_maskload_ps(gate_up + i, there), up = _mm256_set1_ps(1.0f);
+        if (bias) gate = _mm256_add_ps(gate, _mm256_maskload_ps(bias + i, there));
+        if (is_gated) up = _mm256_maskload_ps(gate_up + size + i, there);
+        if (is_gated && bias) up = _mm256_add_ps(up, _mm256_maskload_ps(bias + size + i, there));
         _mm256_maskstore_ps(out + i, there, gated(how, gate, up));
     }
 }
@@ -277,7 +277,7 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < pairs; i++) {
                 const float *bias = up[r.expert[begin + i]].bias;
-                gate_row(&e->gate, r.gate_up + i * up_width, bias, r.between.x + i * e->inner, e->inner);
+                gate_row(&e->gate, e->gated, r.gate_up + i * up_width, bias, r.between.x + i * e->inner, e->inner);
                 if (is_quantized(down)) quantize_row(down, &r.between, r.between.x, i);
             }
             if (down->bits == WIDE || (is_quantized(down) && pairs > here)) {

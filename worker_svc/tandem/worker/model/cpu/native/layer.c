@@ -46,7 +46,8 @@ typedef struct {
     int32_t activation, grows, gated, centred, gated_mlp, feeds, parallel, stores, values_are_keys;
     // Where there are experts, the feed-forward part above is one that every row has beside, if it has any (`inner`).
     const Experts *experts;
-    Matrix router, shared_router;  // the second: of the share of that one
+    Matrix router, shared_router;         // the second: of the share of that one
+    Matrix into_experts, out_of_experts;  // of rows of another width than the stream's, if they are given such
     Routing routing;
     // What a layer is given beside the stream (`per_layer_inputs.py`), from number `given_at` of a row on, and behind all
     // what x and what is to be added to it are multiplied by, if at all.
@@ -67,7 +68,8 @@ typedef struct {
     int64_t count, most, width, window, page_size, shares_of_heads;  // see `tandem_attention`
     float *normed, *first, *gates, *mixed, *beside, *gate_up, *inner, *piece;
     int32_t *room;
-    // Of experts: the router's answer, who is chosen and by which share, what they are given if it is no row of the stream
+    // Of experts: the router's answer, who is chosen and by which share, what they are given if it is no row of the stream;
+    // `input`: what they give if it is none
     float *logits, *shares, *given, *input;
     float *latent, *by_head, *of_head, *queries, *attended;  // of attention over latents
     int64_t *chosen;
@@ -291,7 +293,11 @@ static void feed(const Layer *l, const Step *s, const float *entering, float *ou
             s->shares[row] = 1;
         }
     }
-    tandem_experts(l->experts, given, s->chosen, s->shares, out, s->experts_room, s->rows, s->threads);
+    if (l->into_experts.outputs) {
+        product(&l->into_experts, entering, s->given, s);
+        tandem_experts(l->experts, s->given, s->chosen, s->shares, s->input, s->experts_room, s->rows, s->threads);
+        product(&l->out_of_experts, s->input, out, s);
+    } else tandem_experts(l->experts, given, s->chosen, s->shares, out, s->experts_room, s->rows, s->threads);
     if (!l->inner) return;
     feed_all(l, s, entering, s->beside);
     if (l->shared_router.outputs) {

@@ -1,9 +1,9 @@
 """Products of pairs (row, expert) with the matrices of their experts, in one launch for all experts.
 
 A program takes a block of pairs of one expert (`experts.arrange`) and some of its outputs, for all columns; of gate and
-up it computes both and ends with the gate. The matrices of all experts lie behind each other, and so do their scales
-and biases. What is computed of a pair lies at the pair's number, so nothing depends on how pairs were arranged; with
-one tile for every call, a pair's bits do not depend on how many others there are.
+up it computes both and ends with the gate, of up alone with its activation. The matrices of all experts lie behind each
+other, and so do their scales and biases. What is computed of a pair lies at the pair's number, so nothing depends on
+how pairs were arranged; with one tile for every call, a pair's bits do not depend on how many others there are.
 
 Three kernels: matrices of floats, in x's dtype or e4m3 with a scale a channel or 128 columns; int8; and 4 bits.
 """
@@ -64,7 +64,20 @@ def _places(order, blocks, expert, outputs, M: tl.constexpr, N: tl.constexpr, GA
 
 @triton.jit
 def _finish(
-    out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE: tl.constexpr, BIASED: tl.constexpr
+    out,
+    bias,
+    total,
+    other,
+    pair,
+    real,
+    expert,
+    output,
+    outputs,
+    alpha,
+    limit,
+    GATE: tl.constexpr,
+    BIASED: tl.constexpr,
+    SQUARED: tl.constexpr,
 ):
     """Stores what a program has summed up, of outputs that there are."""
     inside = output < outputs
@@ -75,6 +88,9 @@ def _finish(
             other += tl.load(bias + first + outputs, mask=inside, other=0.0).to(tl.float32)[None, :]
     if GATE:
         total = gated(total, other, alpha, limit, GATE)
+    if SQUARED:  # a comparison lets a NaN stay what it is
+        total = tl.where(total < 0.0, 0.0, total)
+        total = total * total
     at = pair.to(tl.int64)[:, None] * outputs + output[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
@@ -83,7 +99,7 @@ def _finish(
 def _expert_product(
     x, w, scale, bias, out, order, blocks, columns, outputs, per_row, alpha, limit,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, GATE: tl.constexpr,
-    SCALED: tl.constexpr, BIASED: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, SQUARED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(blocks + tl.program_id(0) * 3)
     if expert < 0:
@@ -123,14 +139,14 @@ def _expert_product(
         total *= tl.load(scale + channel, mask=output < outputs, other=0.0)[None, :]
         if GATE:
             other *= tl.load(scale + channel + outputs, mask=output < outputs, other=0.0)[None, :]
-    _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED)
+    _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED, SQUARED)
 
 
 @triton.jit(do_not_specialize=["per_row"])
 def _int8_expert_product(
     x, q, scale, bias, out, order, blocks, columns, outputs, groups, per_row, alpha, limit,
     M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, GROUPED: tl.constexpr, WHOLE: tl.constexpr, GATE: tl.constexpr,
-    BIASED: tl.constexpr,
+    BIASED: tl.constexpr, SQUARED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(blocks + tl.program_id(0) * 3)
     if expert < 0:
@@ -156,7 +172,7 @@ def _int8_expert_product(
         total *= tl.load(scale + channel, mask=there, other=0.0).to(tl.float32)[None, :]
         if GATE:
             other *= tl.load(scale + channel + outputs, mask=there, other=0.0).to(tl.float32)[None, :]
-    _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED)
+    _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED, SQUARED)
 
 
 @triton.jit(do_not_specialize=["per_row"])
@@ -164,6 +180,7 @@ def _words_expert_product(
     x, q, scale, least, table, bias, out, order, blocks, columns, outputs, words, per_row, alpha, limit,
     M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, HOLD: tl.constexpr, SHIFT: tl.constexpr, LEAST: tl.constexpr,
     POWERS: tl.constexpr, WHOLE: tl.constexpr, TURNED: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
+    SQUARED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(blocks + tl.program_id(0) * 3)
     if expert < 0:
@@ -193,7 +210,7 @@ def _words_expert_product(
     if TURNED:
         total = tl.trans(total)
         other = tl.trans(other)
-    _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED)
+    _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED, SQUARED)
 
 
 def expert_product(
@@ -204,12 +221,13 @@ def expert_product(
     pairs: int,
     tile: Tile,
     gate: ClampedSwiGLU | None = None,
-    activation: Activation = "silu",
+    activation: Activation | None = None,
     *,
     has_gate: bool = False,
 ) -> torch.Tensor:
     """Multiplies row `i // (pairs // len(x))` of `x` with the matrix of pair i's expert, adds its `bias`
-    `[experts, out]`, and, with a gate, computes that: `[pairs, out]`, or half of it, in x's dtype.
+    `[experts, out]`, and, with a gate, computes that: `[pairs, out]`, or half of it, in x's dtype. Without a gate the
+    one activation that there is squares what is above 0.
 
     tile: of which the rows are those of `arrangement`; integers take a group of columns instead of the tile's.
     """
@@ -224,6 +242,7 @@ def expert_product(
     plain = GELU.value if activation == "gelu_tanh" else SWIGLU.value
     gating = CLAMPED.value if gate is not None else plain if has_gate else 0
     alpha, limit = (gate.alpha, gate.limit) if gate is not None else (1.0, 0.0)
+    squared = activation == "relu2" and not has_gate
     there, per_row = out if bias is None else bias, pairs // len(x)
     if isinstance(matrices, Floats):
         scale = matrices.scale
@@ -232,7 +251,7 @@ def expert_product(
         _expert_product[grid](
             x, stored, out if scale is None else scale, there, out, *arrangement, columns, outputs, per_row,
             alpha, limit, tile.rows, tile.outputs, depth, columns % depth == 0, gating, scaled, bias is not None,
-            num_warps=4, num_stages=4 if tile.rows >= 64 else 5,
+            squared, num_warps=4, num_stages=4 if tile.rows >= 64 else 5,
         )  # fmt: skip
         return out
     q, scale, least, table, group, code = matrices
@@ -240,7 +259,7 @@ def expert_product(
         groups = q.shape[2] // group
         _int8_expert_product[grid](
             x, q, scale, there, out, *arrangement, columns, outputs, groups, per_row, alpha, limit, tile.rows,
-            tile.outputs, group, scale.shape[2] > 1, columns == groups * group, gating, bias is not None,
+            tile.outputs, group, scale.shape[2] > 1, columns == groups * group, gating, bias is not None, squared,
             num_warps=4, num_stages=4,
         )  # fmt: skip
         return out
@@ -249,6 +268,7 @@ def expert_product(
         x, q, scale, scale if least is None else least, q if table is None else table, there, out, *arrangement,
         columns, outputs, q.shape[2] // WORDS.value, per_row, alpha, limit, tile.rows, tile.outputs, group, hold, shift,
         least is not None, scale.dtype == E8M0, columns % COLUMNS == 0, tile.rows >= 64, gating, bias is not None,
+        squared,
         num_warps=4, num_stages=stages(tile.rows),
     )  # fmt: skip
     return out
