@@ -35,11 +35,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "granite hybrid": _MAMBA | {"shared_intermediate_size": 64},
     "nemotron h": {"mamba_num_heads": 8, "mamba_head_dim": 16},
     "falcon h1": _MAMBA | {"mamba_d_ssm": 64},
+    "nemotron 3, latents, groups": {"mamba_num_heads": 8, "mamba_head_dim": 16, "moe_latent_size": 64}
+    | {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64},
 }
 STORED = ["fp8, squares", "compressed fp8", "w8a8", "w4a16", "nf4, nested", "llm.int8"]
 CASES = {f"{name} in {stored}": (name, stored) for name in SIZES for stored in (*STORED, "gptq", "gptq asymmetric")}
 # One of each model and of each format.
-ORDINARY = [f"{name} in {stored}" for name, stored in zip(SIZES, [*STORED, "gptq"], strict=True)]
+ORDINARY = [f"{name} in {stored}" for name, stored in zip(SIZES, [*STORED, "gptq", "gptq asymmetric"], strict=True)]
 
 
 def parts_of(weight: torch.Tensor, stored: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

@@ -178,6 +178,7 @@ def others() -> dict[str, Any]:
     """Configs of models with latents, and with other states than a gated delta rule's."""
     mamba = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "num_hidden_layers": 3}
     nemotron = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "head_dim": 8}
+    nemotron |= {"n_routed_experts": 4, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 16}
     experts = {"num_experts_per_tok": 2}
     latents = {"kv_lora_rank": 24, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
     latents |= TINY | {"num_key_value_heads": 4, "first_k_dense_replace": 1}
@@ -203,7 +204,7 @@ def others() -> dict[str, Any]:
             moe_intermediate_size=24,
         ),
         "falcon": FalconH1Config(**TINY, **mamba | {"num_hidden_layers": 2}, mamba_d_ssm=64, mamba_rms_norm=True),
-        "nemotron": NemotronHConfig(**TINY, **nemotron, hybrid_override_pattern="M-*M"),
+        "nemotron": NemotronHConfig(**TINY, **nemotron, **experts, hybrid_override_pattern="M-*EM"),
         "granite": GraniteMoeHybridConfig(
             **TINY,
             **mamba,
