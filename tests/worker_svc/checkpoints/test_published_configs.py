@@ -1047,3 +1047,19 @@ def test_the_page_has_the_table_that_the_code_gives(repository: Path) -> None:
 def test_the_page_names_the_architectures_that_are_served(repository: Path) -> None:
     page = (repository / "docs/models.md").read_text()
     assert [each.class_name for each in ARCHITECTURES.values() if f"| `{each.class_name}`" not in page] == []
+
+
+def test_an_internlm3_has_biases_everywhere_or_nowhere() -> None:
+    published, _ = PUBLISHED["internlm3-8b"]
+    for said in ({"qkv_bias": True, "bias": True}, {"qkv_bias": True, "mlp_bias": True, "bias": None}):
+        fields = Fields(Path("config.json"), published | said)
+        config = read_config(fields, architecture_of(fields), tied=False)
+        assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, True, True)
+    for key, said in (
+        ("qkv_bias", {"qkv_bias": True}),
+        ("mlp_bias", {"mlp_bias": True, "bias": None}),
+        ("attention_bias", {"attention_bias": True, "mlp_bias": True}),
+    ):
+        fields = Fields(Path("config.json"), published | said)
+        with pytest.raises(CheckpointError, match=f"{key} is true"):
+            read_config(fields, architecture_of(fields), tied=False)

@@ -308,6 +308,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("Helium", {"head_dim": 8, "pad_token_id": 0}),
     "helium with biases": ("Helium", {"head_dim": 8, "pad_token_id": 0, "attention_bias": True, "mlp_bias": True}),
     "internlm3": ("InternLM3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}),
+    "internlm3 with biases": ("InternLM3", {"attention_bias": True, "mlp_bias": True}),
     "arcee": ("Arcee", {"head_dim": 8}),
     "arcee with biases": ("Arcee", {"head_dim": 8, "mlp_bias": True}),
     "ernie4_5": ("Ernie4_5", {}),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
+from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
@@ -712,7 +713,14 @@ ARCHITECTURES = {
             mlp_bias=True,
             interleaved=True,
         ),
-        Architecture("internlm3", "InternLM3ForCausalLM", head_dim=128),
+        Architecture(
+            "internlm3",
+            "InternLM3ForCausalLM",
+            head_dim=128,
+            attention_bias=False,
+            mlp_bias=True,
+            prepared=with_biases_everywhere,
+        ),
         Architecture(
             "arcee",
             "ArceeForCausalLM",

@@ -222,7 +222,7 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias attention_out_bias mlp_bias")
     | rules(NEUTRAL, "residual_dropout"),
     "helium": _CONFIG | rules(USED, "attention_bias mlp_bias"),
-    "internlm3": _CONFIG | rules(Only((False,)), "qkv_bias bias"),
+    "internlm3": _CONFIG | rules(USED, "qkv_bias bias attention_bias mlp_bias"),
     "arcee": _CONFIG | rules(USED, "attention_bias mlp_bias") | {"hidden_act": Only(("relu2",))},
     "ernie4_5": _CONFIG | rules(USED, "use_bias"),
     "granite": _CONFIG
