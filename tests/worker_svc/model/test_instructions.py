@@ -19,11 +19,12 @@ NEWER = {  # what may hold them: functions of these names, parts that the compil
     r"v(dp|cvtn?e?2?ps\w*)bf16\w*|vcvtneo?bf16\w*": r"(pack|pairs)_bf16\b",
     r"tile(load|store|zero|release)\w*|ldtilecfg|sttilecfg|tdp\w+": r"(amx_\w+|pairs_amx)\b",
     r"vpdp(bu|ws)s?\w*": r"wide_(quantized|attention)_\w+",
+    r"vperm([it]2)?b": r"wide_attention_\w+_fp8\b",
 }
 
 
 @pytest.mark.skipif(not native.available() or not shutil.which("objdump"), reason="no compiled library, or no objdump")
-@pytest.mark.parametrize(("instructions", "functions"), NEWER.items(), ids=["bf16", "AMX", "VNNI"])
+@pytest.mark.parametrize(("instructions", "functions"), NEWER.items(), ids=["bf16", "AMX", "VNNI", "VBMI"])
 def test_newer_instructions_stand_in_functions_that_are_asked_for(instructions: str, functions: str) -> None:
     loaded = library()
     assert loaded is not None

@@ -209,7 +209,8 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const int64_t several = at_once(ROWS_TOGETHER, share) * few, many = numbers_of(rows, head_dim);
     const int64_t numbers = (several > many ? several : many) + room_of(rows, head_dim, page_size);
     const int64_t parts = (pieces + share - 1) / share;
-    const Way *way = wide_allowed && wide_is_there() ? &wide_attention : &narrow;
+    const int there = format == FP8 ? wide_fp8_is_there() : wide_is_there();
+    const Way *way = wide_allowed && there ? &wide_attention : &narrow;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

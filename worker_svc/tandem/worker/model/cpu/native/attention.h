@@ -108,7 +108,7 @@ typedef struct {
 INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of * of; }
 
 // Numbers from a row of queries and sums to the next, at most.
-INLINE int64_t wide_of(int64_t d) { return whole(d, 32); }
+INLINE int64_t wide_of(int64_t d) { return whole(d, 64); }
 
 // Numbers of a piece, and of what is only needed within a page. All begin at whole cache lines.
 INLINE int64_t numbers_of(int64_t rows, int64_t d) {
@@ -140,8 +140,9 @@ typedef struct {
     void (*end)(const Attention *a, const int32_t *block, int64_t head, const Piece *of);
 } Way;
 
-// By AVX-512 with VNNI (attention_wide.c).
+// By AVX-512 with VNNI (attention_wide.c), of fp8 with VBMI too.
 extern const Way wide_attention;
+int wide_fp8_is_there(void);
 
 // clang-format off
 #define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \

@@ -12,15 +12,18 @@
 
 #include "attention_wide_digits.h"
 
+#define KEPT static
 WIDE_FLOATS(plain, PLAIN)
 WIDE_FLOATS(fp32, FP32)
 WIDE_FLOATS(bf16, BF16)
 WIDE_FLOATS(fp16, FP16)
-WIDE_FLOATS(fp8, FP8)
 WIDE_FLOATS(int4, INT4)
 
-static const WideFloats *const WIDE_FORMATS[] = {
-    [FP32] = &wide_fp32, [BF16] = &wide_bf16, [FP16] = &wide_fp16, [INT4] = &wide_int4, [FP8] = &wide_fp8};
+static const WideFloats *const WIDE_FORMATS[] = {[FP32] = &wide_attention_fp32,
+                                                 [BF16] = &wide_attention_bf16,
+                                                 [FP16] = &wide_attention_fp16,
+                                                 [INT4] = &wide_attention_int4,
+                                                 [FP8] = &wide_attention_fp8};
 
 // As `exponential`.
 INLINE __m512 wide_exponential(__m512 x) {
@@ -80,19 +83,13 @@ INLINE void wide_soften(float *s, int64_t width, int64_t first, int64_t last, fl
     *l += _mm_cvtss_f32(wide_sums(sum, sum, sum, sum));
 }
 
-// Where number i of a vector stands.
-INLINE int64_t placed(const int format, int64_t i) {
-    return in_twos(format) ? i / UNIT_OF * UNIT_OF + i % 2 * 16 + i % UNIT_OF / 2 : i;
-}
-
 static void wide_attention_begin(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
-    const float scale = a->scale * bias_of(a);
     memset(to->q, 0, (size_t)(rows * wide) * sizeof(float));
     memset(to->o, 0, (size_t)(rows * wide) * sizeof(float));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
-        for (int64_t i = 0; i < d; i++) to->q[row * wide + placed(a->format, i)] = from[i] * scale;
+        for (int64_t i = 0; i < d; i++) to->q[row * wide + placed(a->format, i)] = from[i] * a->scale;
         if (digits_in(a)) to->q_step[row] = to_16_bits(to->q + row * wide, wide, to->few_q + row * wide);
         to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY;
         to->l[row] = a->sinks ? 1 : 0;
@@ -109,7 +106,9 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
     const int64_t looked_at = whole(keys, 16);
     const int64_t first = (a->tables[block[3] * a->width + start / size] * a->kv_heads + kv_head) * size;
     const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
-    const WideFloats *stored = WIDE_FORMATS[a->format], *floats = few ? stored : &wide_plain;
+    const WideFloats *stored = WIDE_FORMATS[a->format], *floats = few ? stored : &wide_attention_plain;
+    const int64_t step = few ? 1 : numbers_at_once(a->format);  // what is made plain is filled up
+    const int64_t columns = whole(a->value_dim, step), numbers = whole(d, step);
     float *s = room, *w_step = s + rows * width, *tiles = w_step + whole(rows, 16);
     int8_t *digits_room = (int8_t *)tiles;
     int16_t *weights = (int16_t *)(tiles + size * wide);
@@ -128,7 +127,7 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
             const int64_t some = keys - key < chunk ? keys - key : chunk;
             const Vector k = vectors(a, 0, first + key);
             if (!few) stored->make_plain(k, d, some, tiles);
-            floats->scores(of->q, few ? k : plain, d, rows, some, s + key, width, &soon);
+            floats->scores(of->q, few ? k : plain, numbers, rows, some, s + key, width, &soon);
         }
     for (int64_t row = 0; row < rows; row++) {
         const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
@@ -152,7 +151,7 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
             const int64_t some = keys - key < chunk ? keys - key : chunk;
             const Vector v = vectors(a, 1, first + key);
             if (!few && !one) stored->make_plain(v, d, some, tiles);
-            floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, of->o, &soon);
+            floats->outputs(s + key, width, few ? v : plain, numbers, columns, rows, some, of->o, &soon);
         }
 }
 
@@ -160,7 +159,7 @@ static void wide_attention_end(const Attention *a, const int32_t *block, int64_t
     const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const float *o = of->o + row * wide_of(d), all = of->l[row] / bias_of(a);
+        const float *o = of->o + row * wide_of(d), all = of->l[row];
         for (int64_t i = 0; i < a->value_dim; i++) to[i] = o[placed(a->format, i)] / all;
         memset(to + a->value_dim, 0, (size_t)(d - a->value_dim) * sizeof(float));
     }

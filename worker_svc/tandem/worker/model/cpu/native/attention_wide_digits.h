@@ -5,6 +5,8 @@
 
 #include "attention_wide_floats.h"
 
+#define WIDE_UNITS 4  // at most, of one row
+
 // 64 numbers of six bits as they are, of which each byte of `fours` has the lowest four bits of two, and each of `twos`
 // the highest two of four.
 INLINE __m512i wide_6_bits(__m256i fours, __m128i twos) {

@@ -59,8 +59,8 @@ SOURCES = CSources(
     "operations",
     (
         *("products.c", "digits.c", "single_row.c", "quantized_wide.c", "panels.c", "panels_wide.c", "rows.c"),
-        *("store.c", "attention.c", "attention_wide.c", "layer.c", "heads.c", "experts.c", "routing.c", "delta_net.c"),
-        *("mamba.c", "short_convolution.c"),
+        *("store.c", "attention.c", "attention_wide.c", "attention_wide_fp8.c", "layer.c", "heads.c", "experts.c"),
+        *("routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
     ),
     (
         *(
