@@ -16,7 +16,8 @@
 #include "attention_floats.h"
 #include "operations.h"
 
-static const Floats *const FORMATS[] = {[FP32] = &fp32, [BF16] = &bf16, [FP16] = &fp16, [INT4] = &int4, [FP8] = &fp8};
+static const Floats *const FORMATS[INT6 + 1] = {
+    [FP32] = &fp32, [BF16] = &bf16, [FP16] = &fp16, [INT4] = &int4, [FP8] = &fp8};
 
 // s [width] = cap * tanh(s / cap), where tanh(x) = 1 - 2 / (1 + e^2x).
 INLINE void soft_cap(float *s, int64_t width, float cap) {

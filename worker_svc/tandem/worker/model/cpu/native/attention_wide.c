@@ -19,11 +19,11 @@ WIDE_FLOATS(bf16, BF16)
 WIDE_FLOATS(fp16, FP16)
 WIDE_FLOATS(int4, INT4)
 
-static const WideFloats *const WIDE_FORMATS[] = {[FP32] = &wide_attention_fp32,
-                                                 [BF16] = &wide_attention_bf16,
-                                                 [FP16] = &wide_attention_fp16,
-                                                 [INT4] = &wide_attention_int4,
-                                                 [FP8] = &wide_attention_fp8};
+static const WideFloats *const WIDE_FORMATS[INT6 + 1] = {[FP32] = &wide_attention_fp32,
+                                                         [BF16] = &wide_attention_bf16,
+                                                         [FP16] = &wide_attention_fp16,
+                                                         [INT4] = &wide_attention_int4,
+                                                         [FP8] = &wide_attention_fp8};
 
 // As `exponential`.
 INLINE __m512 wide_exponential(__m512 x) {
