@@ -2,7 +2,8 @@
 
 Attention of one query over `--keys` keys of one layer, one thread, random numbers; the formats in turn, `--rounds`
 times; the least and the median of the processor's milliseconds, and what the least is in gigabytes of the cache a
-second. `read` is the sum of a tensor of as many bytes as the cache has in bf16.
+second. `read` is the sum of a tensor of as many bytes as the cache has in bf16; `avx2` the same without AVX-512, where
+the processor has it.
 
 python benchmarks/attention.py [--keys 16384] [--heads 32x4x64 16x16x128] [--formats bfloat16 int8]
 """
@@ -10,6 +11,7 @@ python benchmarks/attention.py [--keys 16384] [--heads 32x4x64 16x16x128] [--for
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -25,6 +27,7 @@ import torch
 from benchmarks.machine import add_output_flags, save
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
+from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import FEW_BITS, Plain, kv_format
@@ -50,10 +53,18 @@ def decode(name: str, keys: int, heads: int, kv_heads: int, size: int) -> tuple[
     return lambda: plan.attend(cache.keys[0], cache.values[0], q, scores), cache.shape.bytes_per_token * keys
 
 
+def by_avx2(call: Callable[[], object]) -> None:
+    native.allow_wide_attention(False)
+    call()
+    native.allow_wide_attention(True)
+
+
 def measure(shape: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Returns what each format takes."""
     heads, kv_heads, size = map(int, shape.split("x"))
     calls = {name: decode(name, options.keys, heads, kv_heads, size) for name in options.formats}
+    if native.allow_wide_attention(True):
+        calls |= {f"{name} avx2": (functools.partial(by_avx2, call), size) for name, (call, size) in calls.items()}
     plain = torch.ones(options.keys * kv_heads * size // 2, dtype=torch.int64)
     calls["read"] = (plain.sum, plain.nbytes)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
