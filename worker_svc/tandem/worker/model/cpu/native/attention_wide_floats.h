@@ -20,7 +20,7 @@
 
 typedef struct {
     const char *next, *end, *then, *then_end;
-    int64_t step;  // bytes, those of KEYS vectors at least
+    int64_t step;  // bytes, those of KEYS vectors
     int once;
 } Soon;
 
@@ -30,7 +30,7 @@ INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_wh
     const char *from = (const char *)a->part[which][0] + first * length;
     const char *then = (const char *)a->part[next_which][0] + next * length;
     if (constants) ask_for_all((const char *)a->part[next_which][1] + next * constants, a->page_size * constants);
-    const Soon soon = {from + some, from + bytes, then, then + some, whole(KEYS * length, 256), a->once};
+    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->once};
     return soon;
 }
 
@@ -39,12 +39,10 @@ INLINE void ask_soon(Soon *soon) {
         if (!soon->then) return;
         soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
     }
-#define FOUR_LINES(HINT)                                                                                               \
-    for (const char *at = soon->next; at < soon->next + soon->step; at += 256)                                         \
-        for (int line = 0; line < 4; line++) _mm_prefetch(at + 64 * line, HINT)
-    if (soon->once) FOUR_LINES(_MM_HINT_NTA);
-    else FOUR_LINES(_MM_HINT_T0);
-#undef FOUR_LINES
+    if (soon->once)
+        for (int64_t i = 0; i < soon->step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_NTA);
+    else
+        for (int64_t i = 0; i < soon->step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_T0);
     soon->next += soon->step;
 }
 
