@@ -17,7 +17,7 @@ from tandem.worker.model.product_rows import MOST_IN_A_CALL, MOST_ROWS, Multiply
 from tandem.worker.model.quantization import QuantizedWeight, quantize
 
 CPU = torch.device("cpu")
-SHAPES = [(32, 48), (256, 640), (640, 256), (100, 7)]
+SHAPES = [(32, 48), (256, 640), (640, 256), (100, 7), (32, 12)]
 LARGE = (2048, 2048)
 SAMPLES = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 36, 37, 48, 64, 96, 128, 257, 353, 384, 512, 600)
 
@@ -104,6 +104,19 @@ def test_without_a_compiler_quantized_rows_are_alone_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(native, "available", lambda: False)
     for dtype in (torch.float32, torch.bfloat16):
         assert_rows_are_alone(quantized(cancelling(256, 640, 1, 1)), cancelling(600, 640, -1, 2).to(dtype), SAMPLES)
+
+
+@pytest.mark.parametrize("columns", [4, 6, 8, 12])
+def test_few_products_of_bf16_show_another_order_too(columns: int) -> None:
+    """Those of like size are added without rounding, in whatever order."""
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        places, total = range(columns), torch.zeros(len(x), len(weight))
+        for place in places if len(x) < 5 else (*places[::2], *places[1::2]):
+            total += x[:, place, None].float() * weight[:, place].float()
+        return total.bfloat16()
+
+    assert row_counts(multiply, 32, columns, torch.bfloat16) == (8, MOST_IN_A_CALL)
 
 
 def changing(limits: tuple[int, ...], called: list[int] | None = None) -> Multiply:
