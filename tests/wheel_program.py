@@ -52,11 +52,11 @@ def results() -> Iterator[torch.Tensor]:
     for wide in (True, False):
         native.allow_wide(wide)
         yield from (weight(x[:rows]) for weight in weights(matrix) for rows in (1, 4, 37))
-    for dtype in filter(native.wide_serves, (torch.bfloat16, torch.float32)):
+    for dtype in filter(native.wide_serves, native.WIDE_KINDS):
         weight = WidePanels(*matrix.shape, dtype)
         weight.fill(0, matrix.to(dtype))
-        for by_amx in (True, False):
-            native.allow_amx(by_amx)
+        for way in native.BF16_WAYS:
+            native.limit_bf16(way)
             yield from (weight(x[:rows]) for rows in (1, 4, 37))
     yield ours.add_norm(x.clone(), x, x[0], 1e-5)
     yield ours.swiglu(x, 256)

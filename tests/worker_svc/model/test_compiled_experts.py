@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ QUANTIZED = [
 ]
 ARCHITECTURES = ["qwen3 moe", "mixtral", "gpt oss", "glm4 moe, groups, norms, scaled", "gemma4 with experts"]
 ARCHITECTURES += ["llama4", "qwen3 next", "nemotron 3, latents, groups"]
-KINDS = ["bfloat16", "float16", "fp8", *QUANTIZED]
+WIDE = [f"wide {name}" for name in ("bfloat16", "float16", "float32") if native.wide_serves(getattr(torch, name))]
+KINDS = ["bfloat16", "float16", *WIDE, "fp8", *QUANTIZED]
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +63,8 @@ def give_weight(linear: Linear, kind: str | Quantization) -> None:
             weight = Float8Weight(rows, columns, CPU)
             weight.fill(0, to_float8(numbers))
         else:
-            dtype = getattr(torch, kind)
-            weight = HalfPanels(rows, columns, dtype)
+            dtype = getattr(torch, kind.removeprefix("wide "))
+            weight = (WidePanels if kind.startswith("wide ") else HalfPanels)(rows, columns, dtype)
             weight.fill(0, numbers.to(dtype))
     linear.weights.append(weight)
 
@@ -177,15 +179,24 @@ def assert_is_transformers(
         assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks
 
 
-@pytest.mark.skipif(native.wide_serves(torch.bfloat16), reason="its products round activations to bf16")
+@pytest.fixture
+def activations_stay_float32() -> Iterator[None]:
+    """Instructions for bf16, which round activations to it, are not used."""
+    native.limit_bf16("shifts")
+    yield
+    native.limit_bf16("amx")
+
+
+@pytest.mark.usefixtures("activations_stay_float32")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_models_compute_what_transformers_does(name: str, tmp_path: Path) -> None:
+def test_models_compute_what_transformers_does(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     kind, changes = MODELS[name]
     theirs = saved(kind, tmp_path, **changes)
     for parameter in theirs.parameters():  # no number is lost in the matrices that follow
-        parameter.data = parameter.data.bfloat16().float()
+        parameter.data = parameter.data.to(dtype).float()
     theirs.save_pretrained(tmp_path)
-    assert_is_transformers(tmp_path, theirs, torch.bfloat16, near=2e-4)
+    assert_is_transformers(tmp_path, theirs, dtype, near=2e-4)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])

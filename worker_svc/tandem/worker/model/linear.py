@@ -6,8 +6,8 @@ of these kinds; `weights.py` chooses when the first rows come:
 | weight | where |
 |---|---|
 | `PlainWeight` | in the model's dtype: on a GPU, and on a CPU without products of our own for it |
-| `WidePanels` | bf16 or fp32 on a CPU with AVX-512, bf16 also by AMX (`cpu/wide_panels.py`) |
-| `HalfPanels` | bf16 or fp16 on a CPU without instructions for them: products in fp32, half the memory to read |
+| `WidePanels` | bf16, fp16 or fp32 on a CPU with AVX-512, bf16 also by AMX (`cpu/wide_panels.py`) |
+| `HalfPanels` | bf16 or fp16 on a CPU with AVX2 alone: products in fp32, half the memory to read |
 | `FloatRows` | fp32 of a router on a CPU without AVX-512 |
 | `QuantizedWeight` | int8, int6 and int4 (`quantization.py`) |
 | `Float8Weight` | fp8 (`float8.py`) |

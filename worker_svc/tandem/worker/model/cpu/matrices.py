@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from tandem.worker.model.cpu.native import PANEL, SCALES
+from tandem.worker.model.cpu.native import PANEL, SCALES, WIDE_KINDS
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.linear import FloatRows, HalfPanels, Linear
@@ -59,8 +59,8 @@ def matrices_of(linear: Linear) -> list[Matrix]:
 
 def _matrix(weight: torch.nn.Module, inputs: int, outputs: int) -> Matrix | None:
     if isinstance(weight, WidePanels):
-        bf16 = weight.panels.dtype == torch.bfloat16
-        return Matrix(numbers=weight.panels.data_ptr(), bits=_WIDE, half=bf16, inputs=inputs, outputs=outputs)
+        kind = WIDE_KINDS[weight.panels.dtype]
+        return Matrix(numbers=weight.panels.data_ptr(), bits=_WIDE, half=kind, inputs=inputs, outputs=outputs)
     if isinstance(weight, HalfPanels):
         panels = weight.panels
         bf16 = panels.dtype == torch.bfloat16

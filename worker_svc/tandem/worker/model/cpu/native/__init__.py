@@ -38,6 +38,8 @@ from tandem.worker.checkpoints.grouped import E8M0
 from tandem.worker.model.cpu.native.library import calls, library
 
 PANEL = 16  # rows of a weight that lie interleaved
+WIDE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as numbers.h has them
+BF16_WAYS = ("shifts", "twos", "amx")  # of AVX-512; the later the better
 SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2, torch.int8: 3}  # as `Product` has them
 _WORTH_THREADS = 1 << 16
 WIDE_TILE = 32  # inputs of bf16 that `wide_product` takes at once
@@ -163,27 +165,25 @@ def float8_product(x: torch.Tensor, panels: torch.Tensor, scale: torch.Tensor) -
 
 def wide_serves(dtype: torch.dtype) -> bool:
     """Whether the processor has the instructions for `wide_product` with weights of this dtype."""
-    if not available() or dtype not in (torch.float32, torch.bfloat16):
-        return False
-    return bool(calls().tandem_wide_serves() & (1 if dtype == torch.float32 else 2))
+    return available() and dtype in WIDE_KINDS and calls().tandem_wide_serves() > 0
 
 
-def allow_amx(allowed: bool) -> bool:
-    """Whether `wide_product` may use AMX from now on, as it does at first; whether the processor has it. For
-    comparisons: the bits differ."""
-    calls().tandem_allow_amx(allowed)
-    return bool(calls().tandem_wide_serves() & 4)
+def limit_bf16(way: str) -> bool:
+    """Makes `wide_product` compute bf16 by the best of `BF16_WAYS` up to this one from now on; whether the processor
+    has it. For comparisons: the bits differ, and by shifts activations stay fp32."""
+    most = BF16_WAYS.index(way) + 1
+    calls().tandem_limit_bf16(most)
+    return int(calls().tandem_wide_serves()) >= most
 
 
 def wide_product(x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
-    """`x [rows, k]` fp32 times the panels of `WidePanels`: `[rows, outputs]` fp32. With bf16, x is rounded to it."""
+    """`x [rows, k]` fp32 times the panels of `WidePanels`: `[rows, outputs]` fp32. Instructions for bf16 round x."""
     x = x.contiguous()
     rows, k = x.shape
     out = torch.empty((rows, outputs))
-    bf16 = panels.dtype == torch.bfloat16
     room = torch.empty(rows * -(-k // WIDE_TILE) * WIDE_TILE)
     calls().tandem_wide_product(
-        bf16,
+        WIDE_KINDS[panels.dtype],
         panels.data_ptr(),
         x.data_ptr(),
         room.data_ptr(),

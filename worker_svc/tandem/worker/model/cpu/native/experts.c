@@ -53,7 +53,7 @@ static int64_t quantized_words(const Matrix *m) { return rounding_for(m).words; 
 // Of a row, in words of 32 bits.
 static int64_t arranged_words(const Matrix *m) {
     if (is_quantized(m)) return quantized_words(m) + 2 * m->groups;
-    if (m->bits == WIDE && m->half) return (m->inputs + 31) / 32 * 16;
+    if (m->bits == WIDE) return wide_words(m->half, m->inputs);
     return m->inputs;
 }
 

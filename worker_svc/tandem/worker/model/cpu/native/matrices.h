@@ -10,7 +10,7 @@ typedef struct {
     const void *numbers, *scale, *least;
     const uint16_t *scale_unit, *least_unit;
     const int16_t *table;
-    int32_t bits, half, per_channel;  // half: with 16 and WIDE, bf16; else as in `Product`
+    int32_t bits, half, per_channel;  // half: with 16, bf16; with WIDE, as in numbers.h; else as in `Product`
     int64_t inputs, outputs, panels, groups, group;
     const float *bias;     // [outputs], or 0
     const int64_t *order;  // as in `Rounding`
@@ -55,7 +55,8 @@ void float8_outputs(const uint8_t *weight, const float *scale, int64_t groups, c
                     int64_t k, int64_t panels, int64_t first, int64_t last);
 
 // panels_wide.c
-int64_t wide_rows(int bf16);
-void wide_pack(int bf16, const float *x, const int32_t *order, int64_t row, int64_t rows, int64_t k, void *room);
-void wide_outputs(int bf16, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
+int64_t wide_rows(int kind);
+int64_t wide_words(int kind, int64_t k);
+void wide_pack(int kind, const float *x, const int32_t *order, int64_t row, int64_t rows, int64_t k, void *room);
+void wide_outputs(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
                   int64_t first, int64_t last);

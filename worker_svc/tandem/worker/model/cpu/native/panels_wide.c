@@ -1,12 +1,13 @@
-// Products with bf16 and fp32 weights for processors with AVX-512: bf16 by AMX where it is there, else by vdpbf16ps.
+// Products with bf16, fp16 and fp32 weights for processors with AVX-512: bf16 by AMX where it is there, else by vdpbf16ps,
+// else made fp32 by shifts; fp16 is made fp32 by vcvtph2ps.
 //
 // Two panels of 16 rows of W lie interleaved, so that a thread reads one stream of memory: bf16 as
-// [pairs, tiles, 2, 16, 16, 2], where a tile is 32 inputs, cut into 16 twos; fp32 as [pairs, inputs, 2, 16]. Inputs are
-// filled up to whole tiles and outputs to whole pairs, with zeros.
+// [pairs, tiles, 2, 16, 16, 2], where a tile is 32 inputs, cut into 16 twos; the others as [pairs, inputs, 2, 16]. Inputs of
+// bf16 are filled up to whole tiles, and outputs to whole pairs, with zeros.
 //
 // A row's number is the sum over the inputs in their order, in one accumulator, whatever the other rows, the blocks and the
-// threads: a sum that is put down between two blocks is taken up as it was. AMX and vdpbf16ps add up in different
-// orders, so a process uses one of them for everything.
+// threads: a sum that is put down between two blocks is taken up as it was. Each way of bf16 has bits of its own (AMX and
+// vdpbf16ps also round activations to bf16), so a process uses one of them for everything.
 //
 // What needs bf16's instructions or AMX stands in functions that are named so and never become part of another: a
 // compiler may move an instruction in front of the `if` that it stands behind.
@@ -32,14 +33,17 @@
 #define WITH_AMX 1
 #endif
 
-static int amx_allowed = 1;
+// How a product is computed. The first are kinds of numbers (`numbers.h`), the others ways of bf16.
+enum { BY_SHIFTS = 8, BY_TWOS = 9, BY_AMX = 10 };
 
-static int fp32_is_there(void) {
+static int most_allowed = BY_AMX;
+
+static int avx512_is_there(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl");
 }
 
-static int bf16_is_there(void) { return fp32_is_there() && __builtin_cpu_supports("avx512bf16"); }
+static int bf16_is_there(void) { return avx512_is_there() && __builtin_cpu_supports("avx512bf16"); }
 
 // Asks the system for the tiles' registers, once: it saves them for processes that have asked only.
 static int amx_is_there(void) {
@@ -58,13 +62,17 @@ static int amx_is_there(void) {
     return known;
 }
 
-// What serves here: bit 0 fp32, bit 1 bf16 by vdpbf16ps, bit 2 bf16 by AMX.
-int tandem_wide_serves(void) {
-    return (fp32_is_there() ? 1 : 0) | (bf16_is_there() ? 2 : 0) | (amx_is_there() ? 4 : 0);
-}
+// How bf16 is computed here at best: by shifts (1), by vdpbf16ps (2), by AMX (3); 0 where nothing here serves.
+int tandem_wide_serves(void) { return amx_is_there() ? 3 : bf16_is_there() ? 2 : avx512_is_there() ? 1 : 0; }
 
-// Whether AMX may be used from now on, as it may at first. For comparisons; the bits differ.
-void tandem_allow_amx(int allowed) { amx_allowed = allowed; }
+// The best of these that bf16 may use from now on, 3 at first. For comparisons; the bits differ.
+void tandem_limit_bf16(int most) { most_allowed = BY_SHIFTS - 1 + most; }
+
+static int way_of(int kind) {
+    if (kind != BF16) return kind;
+    if (most_allowed >= BY_AMX && amx_is_there()) return BY_AMX;
+    return most_allowed >= BY_TWOS && bf16_is_there() ? BY_TWOS : BY_SHIFTS;
+}
 
 // From here on, for such processors only.
 #ifdef __clang__
@@ -79,8 +87,13 @@ void tandem_allow_amx(int allowed) { amx_allowed = allowed; }
 typedef struct {
     const uint8_t *weight;
     float *out;                    // [rows, outputs]
-    int64_t rows, steps, outputs;  // steps: tiles of bf16, inputs of fp32
+    int64_t rows, steps, outputs;  // steps: tiles of bf16, inputs of the others
 } Wide;
+
+// Of a step: how often a vector of weights is read from each panel, bytes of a pair's weights, bytes of a row's activations.
+#define READS(way) ((way) >= BY_SHIFTS ? TILE / 2 : 1)
+#define WEIGHT_BYTES(way) ((way) >= BY_SHIFTS ? PAIR * TILE * 2 : (way) == FP16 ? PAIR * 2 : PAIR * 4)
+#define ROW_BYTES(way) ((way) >= BY_TWOS ? TILE * 2 : (way) == BY_SHIFTS ? TILE * 4 : 4)
 
 // The lanes of a pair's panel that are outputs.
 INLINE __mmask16 lanes(const Wide *p, int64_t pair, int panel) {
@@ -102,136 +115,69 @@ ALONE static void pack_bf16(const float *const *x, int64_t rows, int64_t k, uint
             }
 }
 
-// A block of `rows` as [k, rows].
-ALONE static void pack_fp32(const float *const *x, int64_t rows, int64_t k, float *to) {
+// A block of `rows` as [width, rows], where zeros follow k inputs.
+ALONE static void pack_fp32(const float *const *x, int64_t rows, int64_t k, int64_t width, float *to) {
     for (int64_t first = 0; first < k; first += 16)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = first; i < first + 16 && i < k; i++) to[i * rows + r] = x[r][i];
+    memset(to + k * rows, 0, (size_t)((width - k) * rows) * sizeof(float));
 }
 
-// ---------------------------------------------------------------------------------------------------- AMX
-
-#ifdef WITH_AMX
-#define MEMORY_IS_READ __asm__ volatile("" ::: "memory")  // and written: gcc's tile operations do not say so
-
-typedef struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t columns[16];  // bytes of a row
-    uint8_t rows[16];
-} __attribute__((packed)) TileShapes;
-
-// Sums 0 to 3, activations 4 and 5, weights 6 and 7, for blocks of `upper` and `lower` rows.
-ALONE static void amx_shape(int upper, int lower) {
-    TileShapes shapes;
-    memset(&shapes, 0, sizeof shapes);
-    shapes.palette = 1;
-    for (int tile = 0; tile < 8; tile++) {
-        const int rows = tile >= 6 ? 16 : tile == 4 || tile < 2 ? upper : lower;
-        shapes.rows[tile] = (uint8_t)rows;
-        shapes.columns[tile] = rows ? 64 : 0;
-    }
-    _tile_loadconfig(&shapes);
-}
-
-// One or two blocks of rows with a pair of panels, tiles from `first` to `last`. Meanwhile what follows at `ahead` is asked
-// for, `pace` bytes for each tile.
-INLINE void amx_sums(const int two, const uint16_t *upper, const uint16_t *lower, int64_t upper_rows,
-                     int64_t lower_rows, const uint8_t *w, int64_t first, int64_t last, float *out, int64_t stride,
-                     const uint8_t *ahead, int64_t pace) {
-    float *under = out + upper_rows * stride;
-    MEMORY_IS_READ;
-    if (first == 0) {
-        _tile_zero(0);
-        _tile_zero(1);
-    } else {
-        _tile_loadd(0, out, stride * 4);
-        _tile_loadd(1, out + 16, stride * 4);
-    }
-    if (two && first == 0) {
-        _tile_zero(2);
-        _tile_zero(3);
-    } else if (two) {
-        _tile_loadd(2, under, stride * 4);
-        _tile_loadd(3, under + 16, stride * 4);
-    }
-    for (int64_t t = first; t < last; t++) {
-        const uint8_t *here = w + t * 2048;
-        for (int64_t line = 0; line < pace; line += 64) _mm_prefetch((const char *)ahead + line, _MM_HINT_T1);
-        ahead += pace;
-        _tile_loadd(6, here, 64);
-        _tile_loadd(4, upper + t * upper_rows * TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, here + 1024, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_loadd(5, lower + t * lower_rows * TILE, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, out, stride * 4);
-    _tile_stored(1, out + 16, stride * 4);
-    if (two) {
-        _tile_stored(2, under, stride * 4);
-        _tile_stored(3, under + 16, stride * 4);
-    }
-    MEMORY_IS_READ;
-}
-
-// As above; where the pair's outputs are not all there, by way of a room of its own.
-ALONE static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
-                            int64_t last, const uint8_t *ahead, int64_t pace) {
-    const int64_t upper_rows = rows < 16 ? rows : 16, lower_rows = rows - upper_rows;
-    const uint16_t *upper = x + row * p->steps * TILE, *lower = upper + upper_rows * p->steps * TILE;
-    const uint8_t *w = p->weight + pair * p->steps * 2048;
-    float room[32 * PAIR], *out = p->out + row * p->outputs + pair * PAIR;
-    const int whole = p->outputs - pair * PAIR >= PAIR;
-    const int64_t stride = whole ? p->outputs : PAIR;
-    if (!whole)
-        for (int64_t r = 0; r < rows && first; r++)
-            for (int h = 0; h < 2; h++)
-                _mm512_storeu_ps(room + r * PAIR + 16 * h,
-                                 _mm512_maskz_loadu_ps(lanes(p, pair, h), out + r * p->outputs + 16 * h));
-    float *to = whole ? out : room;
-    if (lower_rows) amx_sums(1, upper, lower, upper_rows, lower_rows, w, first, last, to, stride, ahead, pace);
-    else amx_sums(0, upper, lower, upper_rows, 0, w, first, last, to, stride, ahead, pace);
-    if (!whole)
-        for (int64_t r = 0; r < rows; r++)
-            for (int h = 0; h < 2; h++)
-                _mm512_mask_storeu_ps(out + r * p->outputs + 16 * h, lanes(p, pair, h),
-                                      _mm512_loadu_ps(room + r * PAIR + 16 * h));
-}
-#endif
+#include "panels_amx.h"
 
 // ---------------------------------------------------------------------------------------------------- AVX-512
 
-// A block of `rows` with a pair of panels. Of fp32 a step is one input, of bf16 a tile. Meanwhile what
-// follows at `ahead` is asked for, `pace` bytes for each input of fp32 or two of bf16.
-INLINE void sums(const int rows, const int bf16, const void *x, const uint8_t *w, int64_t first, int64_t last,
+typedef struct {
+    __m512 left[2], right[2];  // of the two panels, for one input, or by shifts for two
+} Weights;
+
+// What is read from both panels at once.
+INLINE Weights weights_at(const int way, const uint8_t *w) {
+    Weights weights = {{_mm512_setzero_ps()}};
+    if (way == FP16) {
+        weights.left[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w));
+        weights.right[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(w + 32)));
+        return weights;
+    }
+    const __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + (way == FP32 ? 64 : 1024));
+    weights.left[0] = (__m512)(way == BY_SHIFTS ? _mm512_slli_epi32(left, 16) : left);
+    weights.right[0] = (__m512)(way == BY_SHIFTS ? _mm512_slli_epi32(right, 16) : right);
+    if (way == BY_SHIFTS) {
+        const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+        weights.left[1] = (__m512)_mm512_and_si512(left, upper);
+        weights.right[1] = (__m512)_mm512_and_si512(right, upper);
+    }
+    return weights;
+}
+
+// A block of `rows` with a pair of panels. Meanwhile what follows at `ahead` is asked for, `pace` bytes for each read.
+INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w, int64_t first, int64_t last,
                  float *out, int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace) {
     __m512 sum[ROWS][2];
     for (int r = 0; r < rows; r++) {
         sum[r][0] = first ? _mm512_maskz_loadu_ps(left, out + r * stride) : _mm512_setzero_ps();
         sum[r][1] = first ? _mm512_maskz_loadu_ps(right, out + r * stride + 16) : _mm512_setzero_ps();
     }
-    const int twos_in_step = bf16 ? TILE / 2 : 1;
+    const int reads = READS(way), inputs = way == BY_SHIFTS ? 2 : 1;  // numbers of a row for a read
     for (int64_t step = first; step < last; step++) {
-        const uint8_t *here = w + step * twos_in_step * 128;
-        const float *numbers = (const float *)x + step * rows * twos_in_step;
-        for (int i = 0; i < twos_in_step; i++, ahead += pace) {
+        const uint8_t *here = w + step * WEIGHT_BYTES(way);
+        const float *numbers = (const float *)x + step * rows * reads * inputs;
+        for (int i = 0; i < reads; i++, ahead += pace) {
             _mm_prefetch((const char *)ahead, _MM_HINT_T1);
-            _mm_prefetch((const char *)ahead + 64, _MM_HINT_T1);
-            const __m512 a = _mm512_loadu_ps(here + 64 * i), b = _mm512_loadu_ps(here + (bf16 ? 1024 : 64) + 64 * i);
-            for (int r = 0; r < rows; r++) {
-                const __m512 v = _mm512_set1_ps(numbers[r * twos_in_step + i]);
-                if (bf16) {
-                    sum[r][0] = _mm512_dpbf16_ps(sum[r][0], (__m512bh)v, (__m512bh)a);
-                    sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)v, (__m512bh)b);
-                } else {
-                    sum[r][0] = _mm512_fmadd_ps(v, a, sum[r][0]);
-                    sum[r][1] = _mm512_fmadd_ps(v, b, sum[r][1]);
+            if (way != FP16) _mm_prefetch((const char *)ahead + 64, _MM_HINT_T1);
+            const Weights weights = weights_at(way, here + 64 * i);
+            for (int n = 0; n < inputs; n++)
+                for (int r = 0; r < rows; r++) {
+                    const __m512 v =
+                        _mm512_set1_ps(numbers[way == BY_TWOS ? r * reads + i : (i * inputs + n) * rows + r]);
+                    if (way == BY_TWOS) {
+                        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], (__m512bh)v, (__m512bh)weights.left[0]);
+                        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)v, (__m512bh)weights.right[0]);
+                    } else {
+                        sum[r][0] = _mm512_fmadd_ps(v, weights.left[n], sum[r][0]);
+                        sum[r][1] = _mm512_fmadd_ps(v, weights.right[n], sum[r][1]);
+                    }
                 }
-            }
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -241,13 +187,13 @@ INLINE void sums(const int rows, const int bf16, const void *x, const uint8_t *w
 }
 
 #define CASE(R)                                                                                                        \
-    case R: sums(R, bf16, x, w, first, last, out, p->outputs, left, right, ahead, pace); break;
+    case R: sums(R, way, x, w, first, last, out, p->outputs, left, right, ahead, pace); break;
 
 // The same for any number of rows.
-INLINE void block(const Wide *p, const int bf16, const void *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
+INLINE void block(const Wide *p, const int way, const void *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
                   int64_t last, const uint8_t *ahead, int64_t pace) {
     const __mmask16 left = lanes(p, pair, 0), right = lanes(p, pair, 1);
-    const uint8_t *w = p->weight + pair * p->steps * (bf16 ? 2048 : 128);
+    const uint8_t *w = p->weight + pair * p->steps * WEIGHT_BYTES(way);
     float *out = p->out + row * p->outputs + pair * PAIR;
     switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
 }
@@ -255,17 +201,18 @@ INLINE void block(const Wide *p, const int bf16, const void *x, int64_t row, int
 // ---------------------------------------------------------------------------------------------------- the product
 
 // A thread's pairs, with all rows.
-INLINE void pairs_of(const Wide *p, const int bf16, const int amx, const void *x, int64_t from, int64_t to) {
-    const int64_t bytes = bf16 ? TILE * 2 : 4, width = PAIR * bytes;  // of a row's step, and of a pair's
-    const int64_t high = amx ? ROWS_AMX : ROWS, at_once = high * (amx ? 8 : BLOCKS_AT_ONCE);
+INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t from, int64_t to) {
+    const int amx = way == BY_AMX;
+    const int64_t bytes = ROW_BYTES(way), width = WEIGHT_BYTES(way), high = amx ? ROWS_AMX : ROWS;
+    const int64_t at_once = high * (amx ? 8 : BLOCKS_AT_ONCE), few = way == BY_SHIFTS ? 512 / TILE : 512;
 #ifdef WITH_AMX
     int64_t shaped = 0;
 #endif
     for (int64_t start = 0; start < p->rows; start += at_once) {
         const int64_t end = start + at_once < p->rows ? start + at_once : p->rows;
         const int64_t fitting = CACHED / ((end - start) * bytes), blocks = (end - start + high - 1) / high;
-        // Of fp32, a block's activations are to stay in the first cache.
-        const int64_t steps = fitting >= p->steps ? p->steps : !bf16 && end - start > ROWS ? 512 : fitting;
+        // A block's activations of fp32 are to stay in the first cache.
+        const int64_t steps = fitting >= p->steps ? p->steps : way < BY_TWOS && end - start > ROWS ? few : fitting;
         for (int64_t first = 0; first < p->steps; first += steps) {
             const int64_t last = first + steps < p->steps ? first + steps : p->steps;
             for (int64_t pair = from; pair < to; pair++)
@@ -278,16 +225,12 @@ INLINE void pairs_of(const Wide *p, const int bf16, const int amx, const void *x
                     if (amx) {
                         if (rows != shaped) amx_shape(rows < 16 ? (int)rows : 16, rows < 16 ? 0 : (int)rows - 16);
                         shaped = rows;
-                        amx_block(p, x, row, rows, pair, first, last, ahead, width / blocks);
+                        amx_block(p, (const uint16_t *)x, row, rows, pair, first, last, ahead, width / blocks);
                         continue;
                     }
 #endif
-                    if (bf16)
-                        block(p, 1, (const uint16_t *)x + row * p->steps * TILE, row, rows, pair, first, last, ahead,
-                              128 / blocks);
-                    else
-                        block(p, 0, (const float *)x + row * p->steps, row, rows, pair, first, last, ahead,
-                              128 / blocks);
+                    block(p, way, x + row * p->steps * bytes, row, rows, pair, first, last, ahead,
+                          width / READS(way) / blocks);
                 }
         }
     }
@@ -296,51 +239,72 @@ INLINE void pairs_of(const Wide *p, const int bf16, const int amx, const void *x
 #endif
 }
 
-typedef void Pairs(const Wide *p, const void *x, int64_t from, int64_t to);
+typedef void Pairs(const Wide *p, const uint8_t *x, int64_t from, int64_t to);
 
-ALONE static void pairs_fp32(const Wide *p, const void *x, int64_t from, int64_t to) { pairs_of(p, 0, 0, x, from, to); }
+ALONE static void pairs_fp32(const Wide *p, const uint8_t *x, int64_t from, int64_t to) {
+    pairs_of(p, FP32, x, from, to);
+}
 
-ALONE static void pairs_bf16(const Wide *p, const void *x, int64_t from, int64_t to) { pairs_of(p, 1, 0, x, from, to); }
+ALONE static void pairs_fp16(const Wide *p, const uint8_t *x, int64_t from, int64_t to) {
+    pairs_of(p, FP16, x, from, to);
+}
+
+ALONE static void pairs_shifted(const Wide *p, const uint8_t *x, int64_t from, int64_t to) {
+    pairs_of(p, BY_SHIFTS, x, from, to);
+}
+
+ALONE static void pairs_bf16(const Wide *p, const uint8_t *x, int64_t from, int64_t to) {
+    pairs_of(p, BY_TWOS, x, from, to);
+}
 
 #ifdef WITH_AMX
-ALONE static void pairs_amx(const Wide *p, const void *x, int64_t from, int64_t to) { pairs_of(p, 1, 1, x, from, to); }
+ALONE static void pairs_amx(const Wide *p, const uint8_t *x, int64_t from, int64_t to) {
+    pairs_of(p, BY_AMX, x, from, to);
+}
 #endif
 
-static int by_amx(int bf16) { return bf16 && amx_allowed && amx_is_there(); }
+static Pairs *pairs_by(int way) {
+#ifdef WITH_AMX
+    if (way == BY_AMX) return pairs_amx;
+#endif
+    return way == BY_TWOS ? pairs_bf16 : way == BY_SHIFTS ? pairs_shifted : way == FP16 ? pairs_fp16 : pairs_fp32;
+}
+
+static int64_t filled_up(int kind, int64_t k) { return kind == BF16 ? (k + TILE - 1) / TILE * TILE : k; }
 
 // Rows that are packed together.
-int64_t wide_rows(int bf16) { return by_amx(bf16) ? ROWS_AMX / 2 : ROWS; }
+int64_t wide_rows(int kind) { return way_of(kind) == BY_AMX ? ROWS_AMX / 2 : ROWS; }
+
+// Words of 32 bits of a packed row.
+int64_t wide_words(int kind, int64_t k) { return filled_up(kind, k) / (way_of(kind) >= BY_TWOS ? 2 : 1); }
 
 // Rows of x [.., k] from `row` on, up to `wide_rows` of them: those of `order`, unless it is null. `room` is that of all rows.
-void wide_pack(int bf16, const float *x, const int32_t *order, int64_t row, int64_t rows, int64_t k, void *room) {
+void wide_pack(int kind, const float *x, const int32_t *order, int64_t row, int64_t rows, int64_t k, void *room) {
     const float *of[ROWS_AMX];
+    float *to = (float *)room + row * wide_words(kind, k);
     for (int64_t r = 0; r < rows; r++) of[r] = x + (order ? order[row + r] : row + r) * k;
-    if (bf16) pack_bf16(of, rows, k, (uint16_t *)room + row * ((k + TILE - 1) / TILE * TILE));
-    else pack_fp32(of, rows, k, (float *)room + row * k);
+    if (way_of(kind) >= BY_TWOS) pack_bf16(of, rows, k, (uint16_t *)to);
+    else pack_fp32(of, rows, k, filled_up(kind, k), to);
 }
 
 // Pairs of panels from `first` to `last`, of rows that are packed in `room`.
-void wide_outputs(int bf16, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
+void wide_outputs(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
                   int64_t first, int64_t last) {
-    const Wide p = {weight, out, rows, bf16 ? (k + TILE - 1) / TILE : k, outputs};
-    Pairs *some_pairs = bf16 ? pairs_bf16 : pairs_fp32;
-#ifdef WITH_AMX
-    if (by_amx(bf16)) some_pairs = pairs_amx;
-#endif
-    some_pairs(&p, room, first, last);
+    const Wide p = {weight, out, rows, kind == BF16 ? (k + TILE - 1) / TILE : k, outputs};
+    pairs_by(way_of(kind))(&p, room, first, last);
 }
 
-// x [rows, k] -> out [rows, outputs]; `room` has rows * (k filled up to whole tiles) numbers of 4 bytes.
-void tandem_wide_product(int bf16, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
+// x [rows, k] -> out [rows, outputs]; `kind` of weights; `room` has rows * (k filled up to whole tiles) numbers of 4 bytes.
+void tandem_wide_product(int kind, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
                          int64_t outputs, int threads) {
-    const int64_t high = wide_rows(bf16), pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
+    const int64_t high = wide_rows(kind), pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
     if (rows * k * outputs < WORTH_THREADS) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * k > 65536)
     for (int64_t row = 0; row < blocks * high; row += high)
-        wide_pack(bf16, x, 0, row, rows - row < high ? rows - row : high, k, room);
+        wide_pack(kind, x, 0, row, rows - row < high ? rows - row : high, k, room);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int part = 0; part < threads; part++)
-        wide_outputs(bf16, weight, room, out, rows, k, outputs, pairs * part / threads, pairs * (part + 1) / threads);
+        wide_outputs(kind, weight, room, out, rows, k, outputs, pairs * part / threads, pairs * (part + 1) / threads);
 }
 
 #ifdef __clang__
