@@ -106,7 +106,7 @@ def test_without_a_compiler_quantized_rows_are_alone_too(monkeypatch: pytest.Mon
         assert_rows_are_alone(quantized(cancelling(256, 640, 1, 1)), cancelling(600, 640, -1, 2).to(dtype), SAMPLES)
 
 
-@pytest.mark.parametrize("columns", [4, 6, 8, 12])
+@pytest.mark.parametrize("columns", [6, 8, 12])
 def test_few_products_of_bf16_show_another_order_too(columns: int) -> None:
     """Those of like size are added without rounding, in whatever order."""
 

@@ -110,7 +110,7 @@ def cancelling(outputs: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     half, odd = columns // 2, torch.zeros(1, columns % 2)
     sizes = (numbers.standard_normal((rows, half), np.float32) for rows in (1, outputs))
     # Of a few products of bf16 that are alike in size, fp32 rounds none: they are of many sizes.
-    row, w = (torch.from_numpy(np.ldexp(each, numbers.integers(-4, 5, each.shape))) for each in sizes)
+    row, w = (torch.from_numpy(np.ldexp(each, numbers.integers(-8, 5, each.shape))) for each in sizes)
     return torch.cat([row, -row.flip(1), odd], 1), torch.cat([w, w.flip(1), odd.expand(outputs, -1)], 1)
 
 
