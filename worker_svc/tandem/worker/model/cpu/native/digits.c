@@ -53,8 +53,8 @@ INLINE void digits_tile(const Product *p, int64_t rows, const int means, const i
         for (int n = 0; n < spans; n++)
             sums_of(table, w + n * span * PANEL / 2, x + n * (span / 2 + 1) * rows, sums[n]);
         const int32_t *begin = x + span / 2 * rows;
-        const float *scales = by->scale[0] + (g - first) * PANEL, *group_scale = x_scale + g * rows;
-        const float *leasts = means == DIGITS && by->least[0] ? by->least[0] + (g - first) * PANEL : 0;
+        const float *scales = by->scale + (g - first) * PANEL, *group_scale = x_scale + g * rows;
+        const float *leasts = means == DIGITS && by->least ? by->least + (g - first) * PANEL : 0;
         const __m256 scale[2] = {_mm256_loadu_ps(scales), _mm256_loadu_ps(scales + 8)};
         for (int r = 0; r < rows; r++)
             for (int h = 0; h < 2; h++) {
@@ -73,7 +73,7 @@ void digits_panels(const Product *p, int group, int64_t first, int64_t last) {
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
         const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
         for (int64_t panel = first; panel < last; panel++) {
-            constants(p, group, panel, 1, start, end, &by);
+            constants(p, group, panel, start, end, &by);
             const uint8_t *ahead = next_weights(p, 4, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, DIGIT_ROWS);

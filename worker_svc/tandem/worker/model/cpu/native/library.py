@@ -58,8 +58,26 @@ SOURCES = CSources(
     Path(__file__).parent,
     "operations",
     (
-        *("products.c", "digits.c", "single_row.c", "quantized_wide.c", "panels.c", "panels_wide.c", "rows.c"),
-        *("store.c", "attention.c", "attention_wide.c", "attention_wide_fp8.c", "layer.c", "heads.c", "experts.c"),
+        # The compiler takes longest for the first ones.
+        *(
+            "quantized_wide.c",
+            "digits_wide.c",
+            "products.c",
+            "attention_wide.c",
+            "single_row.c",
+            "digits.c",
+            "panels.c",
+        ),
+        *(
+            "panels_wide.c",
+            "rows.c",
+            "store.c",
+            "attention.c",
+            "attention_wide_fp8.c",
+            "layer.c",
+            "heads.c",
+            "experts.c",
+        ),
         *("routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
     ),
     (
@@ -76,7 +94,7 @@ SOURCES = CSources(
             "panels_amx.h",
             "quantized.h",
         ),
-        *("quantized_narrow.h", "recurrence.h"),
+        *("quantized_narrow.h", "quantized_wide.h", "recurrence.h"),
     ),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.

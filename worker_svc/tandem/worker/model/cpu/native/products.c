@@ -39,9 +39,10 @@ Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64
     const int less = bits == 6 ? 32 : less_than_digits(group <= SPAN ? table : 0),
               small = group != SPAN || less ? 0 : small_table(table);
     const int digits = bits == 4 && group <= SPAN && (!table || less || small);
-    const int twice = digits && !(wide_allowed && wide_is_there()), span = (int)(small ? SPAN / 2 : group);
-    const int64_t words = groups * (group / 2 + (twice ? group / span : 0));
-    return (Rounding){k, groups, group, words, less, digits, twice, span, small ? small : 8, order};
+    const int kind = !digits ? AS_INT16 : wide_allowed && wide_is_there() ? AS_INT8 : AS_INT8_TWICE;
+    const int span = (int)(small ? SPAN / 2 : group), raised = less ? less : small ? small : 8;
+    const int64_t words = kind == AS_INT8 ? group / 4 : group / 2 + (kind == AS_INT8_TWICE ? group / span : 0);
+    return (Rounding){k, groups, group, groups * words, less, digits, kind, span, raised, less || small, order};
 }
 
 // 16 integers as words of two int8 twice.
@@ -96,16 +97,22 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
             const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i + 8), factor));
             const __m256i ab = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
             total = _mm256_add_epi32(total, _mm256_madd_epi16(ab, ones));
-            if (how->twice) store_twice(to, ab);
-            else _mm256_storeu_si256((__m256i *)to, ab);
-            to += 8;
+            if (how->kind == AS_INT8) {
+                _mm_storeu_si128((__m128i *)to,
+                                 _mm_packs_epi16(_mm256_castsi256_si128(ab), _mm256_extracti128_si256(ab, 1)));
+                to += 4;
+            } else {
+                if (how->kind == AS_INT8_TWICE) store_twice(to, ab);
+                else _mm256_storeu_si256((__m256i *)to, ab);
+                to += 8;
+            }
             if ((i + 16) % how->span) continue;
             const int32_t part = lanes_sum(total);
-            if (how->twice) *to++ = (int32_t)((uint32_t)(-how->raised * part & 0xffff) * 0x10001u);
+            if (how->kind == AS_INT8_TWICE) *to++ = (int32_t)((uint32_t)(-how->raised * part & 0xffff) * 0x10001u);
             total = _mm256_setzero_si256(), whole += part;
         }
         scale[place] = most / integers + spoilt;
-        sum[place] = how->less ? (float)(-how->less * whole) : (float)whole * scale[place];
+        sum[place] = how->of_integers ? (float)(-how->raised * whole) : (float)whole * scale[place];
     }
 }
 
@@ -156,13 +163,11 @@ static const float *as_floats(const Product *p, const void *numbers, const uint1
     return to;
 }
 
-void constants(const Product *p, int group, int64_t panel, int panels, int64_t first, int64_t last, Constants *to) {
-    for (int n = 0; n < panels; n++) {
-        to->scale[n] = as_floats(p, p->scale, p->scale_unit, group, panel + n, first, last, to->room[0][n]);
-        to->least[n] = 0;
-        if (p->least && !p->table)
-            to->least[n] = as_floats(p, p->least, p->least_unit, group, panel + n, first, last, to->room[1][n]);
-    }
+void constants(const Product *p, int group, int64_t panel, int64_t first, int64_t last, Constants *to) {
+    to->scale = as_floats(p, p->scale, p->scale_unit, group, panel, first, last, to->room[0]);
+    to->least = 0;
+    if (p->least && !p->table)
+        to->least = as_floats(p, p->least, p->least_unit, group, panel, first, last, to->room[1]);
 }
 
 // The sums of one group of some rows. `begin`: what they begin with, of 6 bits.
@@ -212,13 +217,13 @@ INLINE void quantized_tile(const Product *p, const int rows, const int bits, con
         group_sums(rows, bits, means, table, group_w, group_x, group_sum, group, sum);
         for (int h = 0; h < 2; h++) {
             const int64_t at = (g - first) * PANEL + 8 * h;
-            const __m256 scale = _mm256_loadu_ps(by->scale[0] + at);
+            const __m256 scale = _mm256_loadu_ps(by->scale + at);
             for (int r = 0; r < rows; r++) {
                 const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(group_scale + r));
                 total[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][h]), factor, total[r][h]);
             }
-            if (means != DIGITS || !by->least[0]) continue;
-            const __m256 least = _mm256_loadu_ps(by->least[0] + at);
+            if (means != DIGITS || !by->least) continue;
+            const __m256 least = _mm256_loadu_ps(by->least + at);
             for (int r = 0; r < rows; r++)
                 total[r][h] = _mm256_fmadd_ps(least, _mm256_broadcast_ss(group_sum + r), total[r][h]);
         }
@@ -243,7 +248,7 @@ INLINE void panels_that_mean(const int bits, const int means, const int group, c
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
         const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
         for (int64_t panel = first; panel < last; panel++) {
-            constants(p, group, panel, 1, start, end, &by);
+            constants(p, group, panel, start, end, &by);
             const uint8_t *ahead = next_weights(p, bits, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, ROWS);
@@ -263,18 +268,20 @@ INLINE void quantized_panels(const int bits, const int means, const int group, c
 
 // Panels from `first` to `last`, up to `TOGETHER` of them.
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last) {
+    const int digits = bits == 4 && group <= SPAN && (!p->table || small_table(p->table));
     if (wide_allowed && wide_is_there()) {
-        wide_quantized_panels(p, bits, group, first, last);
+        if (digits) wide_digits_panels(p, group, first, last);
+        else wide_quantized_panels(p, bits, group, first, last);
         return;
     }
     if (p->rows == 1) single_row_panels(p, bits, group, first, last);
-    else if (bits == 4 && group <= SPAN && (!p->table || small_table(p->table))) digits_panels(p, group, first, last);
+    else if (digits) digits_panels(p, group, first, last);
     else BY_INT16_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 
 // Rows of a tile, at most.
 int64_t quantized_rows(const Rounding *how) {
-    return how->twice ? DIGIT_ROWS : wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS;
+    return how->kind != AS_INT16 ? DIGIT_ROWS : wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS;
 }
 
 // Rows `order`, or the first ones where it is null, of [.., width] -> of each tile of up to `most` rows [width, rows].

@@ -20,7 +20,7 @@ typedef struct {
     const int16_t *table;                     // [16] what numbers of 4 bits stand for; 0: themselves, or `less`
     const int32_t *x;                         // of each tile of rows [words, rows], see `Rounding`
     const float *x_scale;                     // of each tile of rows [groups, rows]
-    const float *x_sum;                       // as x_scale: sums; with `less`, those of the integers times -less
+    const float *x_sum;                       // as x_scale: sums; where `of_integers`, what a group's sums begin with
     float *out;                               // [rows, panels * 16]
     int64_t rows, panels, groups;
     // half: 0 scales are fp32, 1 fp16, 2 powers of two, of which the exponent is stored + 127, 3 int8, multiples of a unit
@@ -56,9 +56,11 @@ typedef struct {
     int64_t k, groups, group;
     int64_t words;  // of 32 bits, that a row's integers are
     int less, digits;
-    // By AVX2, digits take words of two int8 twice, and behind those of each span a word of twice the int16 that is
-    // -`raised` times their sum. All other words are two int16.
-    int twice, span, raised;
+    // Words are two int16; of digits by AVX-512 four int8; of digits by AVX2 two int8 twice, and behind those of each span
+    // a word of twice the int16 that is -`raised` times their sum.
+    enum { AS_INT16, AS_INT8, AS_INT8_TWICE } kind;
+    int span, raised;
+    int of_integers;       // whether sums are those of the integers times -`raised`
     const int64_t *order;  // [k], which of a row's numbers comes at each place; 0: that of the place
 } Rounding;
 
@@ -79,14 +81,14 @@ INLINE const uint8_t *next_weights(const Product *p, const int bits, const int g
     return p->weight + (next * p->groups + next_start) * group * PANEL * bits / 8;
 }
 
-// Scales and least numbers of some panels as floats, [groups, 16] each.
+// Scales and least numbers of a panel as floats, [groups, 16] each.
 typedef struct {
-    const float *scale[TOGETHER], *least[TOGETHER];  // least: 0 where there is none
-    float room[2][TOGETHER][BLOCK];                  // as many as groups of 16 have
+    const float *scale, *least;  // least: 0 where there is none
+    float room[2][BLOCK];        // as many as groups of 16 have
 } Constants;
 
-// Those of the groups from `first` to `last`, in `panels` panels from `panel` on.
-void constants(const Product *p, int group, int64_t panel, int panels, int64_t first, int64_t last, Constants *to);
+// Those of the groups from `first` to `last`.
+void constants(const Product *p, int group, int64_t panel, int64_t first, int64_t last, Constants *to);
 
 // Those of a single row by AVX2 (single_row.c).
 void single_row_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
@@ -95,15 +97,17 @@ void single_row_panels(const Product *p, int bits, int group, int64_t first, int
 #define DIGIT_ROWS 12
 void digits_panels(const Product *p, int group, int64_t first, int64_t last);
 
-// By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows.
+// By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows; of digits and small tables (digits_wide.c) in tiles of
+// `DIGIT_ROWS`.
 #define WIDE_ROWS 8
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
+void wide_digits_panels(const Product *p, int group, int64_t first, int64_t last);
 
 // How many pairs of inputs lie together in a panel, after which the next as many begin.
 #define PAIRS(BITS) ((BITS) == 6 ? 8 : 2)
 
-// What numbers of 4 bits stand for, by `table` and `less` of a product.
-enum { DIGITS, TABLE, LESS };
+// What numbers of 4 bits stand for, by `table` and `less` of a product. A small table is one of `small_table`.
+enum { DIGITS, TABLE, LESS, SMALL };
 
 // Calls PANELS(bits, meaning, group, ...) with these three as constants. Digits less 8 are a table in larger groups.
 // clang-format off
@@ -124,7 +128,7 @@ enum { DIGITS, TABLE, LESS };
     case 4032: if ((PRODUCT)->table) PANELS(4, TABLE, 32, __VA_ARGS__);                                                \
                else if ((PRODUCT)->less) PANELS(4, LESS, 32, __VA_ARGS__);                                             \
                else PANELS(4, DIGITS, 32, __VA_ARGS__); break;, __VA_ARGS__)
-// The same of what takes int16 by AVX2.
+// The same of what takes int16.
 #define BY_INT16_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                               \
     SWITCH(BITS, GROUP, PANELS, PRODUCT, case 4032: PANELS(4, TABLE, 32, __VA_ARGS__); break;, __VA_ARGS__)
 // clang-format on

@@ -15,8 +15,8 @@ INLINE __m256 eight(const int half, const void *numbers, int64_t at, __m256 unit
     return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw)), unit);
 }
 
-// Beside DIGITS, TABLE and LESS: a table of numbers of 8 bits, as most are, and a small one beside int8.
-enum { BYTES = 3, SMALL = 4 };
+// Beside DIGITS, TABLE, LESS and SMALL: a table of numbers of 8 bits, as most are.
+enum { BYTES = 4 };
 
 INLINE int of_bytes(const int16_t *table) {
     for (int i = 0; i < 16; i++)

@@ -1,0 +1,24 @@
+// Products of int8 with digits and small tables by AVX-512 with VNNI (`quantized_wide.h`); see digits.c.
+
+#include "quantized.h"
+
+// From here on, for such processors only.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
+#endif
+
+#include "quantized_wide.h"
+
+void wide_digits_panels(const Product *p, int group, int64_t first, int64_t last) {
+    if (p->table) panels_that_mean(4, SMALL, SPAN, p, first, last);
+    else if (p->less && group == SPAN) panels_that_mean(4, LESS, SPAN, p, first, last);
+    else if (p->less) panels_that_mean(4, LESS, SPAN / 2, p, first, last);
+    else if (group == SPAN) panels_that_mean(4, DIGITS, SPAN, p, first, last);
+    else panels_that_mean(4, DIGITS, SPAN / 2, p, first, last);
+}
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif

@@ -1,0 +1,149 @@
+// Products with quantized weights by AVX-512 with VNNI: the same integers and the same operations on each output number as
+// in products.c, so the same bits, by a quarter of the instructions. vpdpwssd multiplies 32 pairs of int16 and adds them
+// to the sums of a whole panel, vpdpbusd 64 numbers of 8 bits.
+//
+// For functions that are compiled for such processors only.
+
+#pragma once
+
+#include "quantized.h"
+
+#define AHEAD 8192  // bytes from what is multiplied to what is asked for, of few rows
+#define FEW 4       // tiles of rows
+
+// The two inputs of a `pair` of those that lie together at w, for 16 columns; see `two_inputs` of quantized_narrow.h.
+INLINE __m512i two_inputs(const int bits, const int means, __m512i table, const uint8_t *w, const int pair) {
+    const __m256i *from = (const __m256i *)w;
+    __m512i b;
+    if (bits == 6) {
+        const __m512i *words = (const __m512i *)w;
+        const __m512i word = _mm512_loadu_si512(words + (pair < 6 ? pair / 2 : pair - 6));
+        if (pair < 6) return _mm512_and_si512(pair % 2 ? _mm512_srli_epi16(word, 6) : word, _mm512_set1_epi16(63));
+        const __m512i third = _mm512_loadu_si512(words + 2);
+        const __m512i upper = pair == 6 ? _mm512_srli_epi16(third, 8) : _mm512_srli_epi16(third, 10);
+        return _mm512_or_si512(_mm512_srli_epi16(word, 12), _mm512_and_si512(upper, _mm512_set1_epi16(48)));
+    }
+    if (bits == 8) b = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + pair));
+    else if (pair == 0) b = _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), _mm512_set1_epi16(15));
+    else b = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), 4);
+    return means == TABLE ? _mm512_permutexvar_epi16(b, table) : b;
+}
+
+// Whether numbers of 4 bits are multiplied by vpdpbusd, four of them with as many int8 (`Rounding`).
+#define AS_BYTES(bits, means, group) ((bits) == 4 && (group) <= SPAN && (means) != TABLE)
+
+// The four inputs that lie together at w, for 16 columns. Of each column there are the lower 4 bits of two bytes, then the
+// upper ones.
+INLINE __m512i four_inputs(const int means, __m512i table, const uint8_t *w) {
+    const __m512i raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w));
+    const __m512i low = _mm512_set1_epi8(15);
+    const __m512i code = _mm512_ternarylogic_epi32(raw, _mm512_slli_epi32(raw, 12), low, 0xa8);  // (raw | ..) & low
+    return means == SMALL ? _mm512_shuffle_epi8(table, code) : code;
+}
+
+INLINE __m512i table_of(const Product *p, const int means) {
+    if (means == TABLE) return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p->table));
+    if (means != SMALL) return _mm512_setzero_si512();
+    const int raised = small_table(p->table);
+    uint8_t bytes[16];
+    for (int i = 0; i < 16; i++) bytes[i] = (uint8_t)(p->table[i] + raised);
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)bytes));
+}
+
+// Adds one group to the sums of some rows.
+INLINE void group_sums(const int rows, const int bits, const int means, const int group, __m512i table,
+                       const uint8_t *w, const int32_t *x, __m512i *sum) {
+    if (AS_BYTES(bits, means, group)) {
+#pragma GCC unroll 8
+        for (int i = 0; i < group / 4; i++, w += 2 * PANEL, x += rows) {
+            const __m512i b = four_inputs(means, table, w);
+            for (int r = 0; r < rows; r++) sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
+        }
+        return;
+    }
+    for (int i = 0; i < group / 2; i += PAIRS(bits), w += PAIRS(bits) * PANEL * bits / 4, x += PAIRS(bits) * rows)
+#pragma GCC unroll 8
+        for (int pair = 0; pair < PAIRS(bits); pair++) {
+            const __m512i b = two_inputs(bits, means, table, w, pair);
+            for (int r = 0; r < rows; r++)
+                sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_set1_epi32(x[pair * rows + r]), b);
+        }
+}
+
+// The constants of a panel at a place.
+INLINE __m512 sixteen(const int half, const void *numbers, int64_t at, __m512 unit) {
+    if (half == 0) return _mm512_loadu_ps((const float *)numbers + at);
+    if (half == 1) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)numbers + at)));
+    const __m128i raw = _mm_loadu_si128((const __m128i *)((const uint8_t *)numbers + at));
+    if (half == 2) return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(raw), 23));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw)), unit);
+}
+
+// Some rows and one panel, from `row` on; the groups from `first`, which begins a unit, to `last`.
+INLINE void tile(const Product *p, const int rows, const int bits, const int means, const int group, int64_t panel,
+                 int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
+    const int64_t columns = p->panels * PANEL, bytes = group * PANEL * bits / 8;
+    const int64_t words = group / (AS_BYTES(bits, means, group) ? 4 : 2);
+    const int64_t each = p->half == 3 ? UNIT / group : p->groups, units = (p->groups + each - 1) / each;
+    const int64_t step = p->per_channel ? 0 : PANEL;
+    const uint8_t *w = p->weight + (panel * p->groups + first) * bytes;
+    const int32_t *x = p->x + (row * p->groups + first * rows) * words;
+    const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
+    const __m512i table = table_of(p, means);
+    const int begins = means == LESS || means == SMALL;
+    const void *const least_of = means == DIGITS ? p->least : 0;
+    float *out = p->out + row * columns + panel * PANEL;
+    int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL;
+    __m512 total[DIGIT_ROWS];
+    for (int r = 0; r < rows; r++) total[r] = first == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + r * columns);
+    for (int64_t u = first / each, g = first; g < last; u++) {
+        const int64_t end = (u + 1) * each < last ? (u + 1) * each : last;
+        __m512 unit = _mm512_setzero_ps(), least_unit = unit;
+        if (p->half == 3) {
+            unit = sixteen(1, p->scale_unit, (panel * units + u) * PANEL, unit);
+            if (least_of) least_unit = sixteen(1, p->least_unit, (panel * units + u) * PANEL, unit);
+        }
+        for (; g < end; g++, at += step, w += bytes, x += words * rows) {
+            __m512i sum[DIGIT_ROWS];
+            for (int64_t i = 0; i < bytes; i += 64, ahead += 64) _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+            for (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(begins ? (int)x_sum[g * rows + r] : 0);
+            group_sums(rows, bits, means, group, table, w, x, sum);
+            const __m512 scale = sixteen(p->half, p->scale, at, unit);
+            for (int r = 0; r < rows; r++) {
+                const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale[g * rows + r]));
+                total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), factor, total[r]);
+            }
+            if (!least_of) continue;
+            const __m512 least = sixteen(p->half, least_of, at, least_unit);
+            for (int r = 0; r < rows; r++)
+                total[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(x_sum[g * rows + r]), total[r]);
+        }
+    }
+    for (int r = 0; r < rows; r++) _mm512_storeu_ps(out + r * columns, total[r]);
+}
+
+// Panels from `first` to `last`. Of few tiles of rows, memory decides, and likes one stream best: panels one behind the
+// other, each whole.
+INLINE void panels_that_mean(const int bits, const int means, const int group, const Product *p, int64_t first,
+                             int64_t last) {
+    const int64_t most = AS_BYTES(bits, means, group) ? DIGIT_ROWS : WIDE_ROWS, bytes = group * PANEL * bits / 8;
+    const int whole = p->rows <= FEW * most;
+    const int64_t block = whole ? p->groups : BLOCK / group;
+    for (int64_t start = 0; start < p->groups; start += block) {
+        const int64_t end = start + block < p->groups ? start + block : p->groups;
+        for (int64_t panel = first; panel < last; panel++) {
+            const uint8_t *ahead = whole ? p->weight + panel * p->groups * bytes + AHEAD
+                                         : next_weights(p, bits, group, panel, start, end, first, last);
+            for (int64_t row = 0, rows; row < p->rows; row += rows) {
+                rows = tile_rows(p->rows - row, most);
+#define TILE(R)                                                                                                        \
+    case R: tile(p, R, bits, means, group, panel, row, start, end, ahead); break;
+                switch (rows) { TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) }
+                if (AS_BYTES(bits, means, group)) switch (rows) {
+                        TILE(9) TILE(10) TILE(11) TILE(12)
+                    }
+#undef TILE
+            }
+        }
+    }
+}
