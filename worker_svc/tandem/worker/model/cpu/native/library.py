@@ -59,26 +59,9 @@ SOURCES = CSources(
     "operations",
     (
         # The compiler takes longest for the first ones.
-        *(
-            "quantized_wide.c",
-            "digits_wide.c",
-            "products.c",
-            "attention_wide.c",
-            "single_row.c",
-            "digits.c",
-            "panels.c",
-        ),
-        *(
-            "panels_wide.c",
-            "rows.c",
-            "store.c",
-            "attention.c",
-            "attention_wide_fp8.c",
-            "layer.c",
-            "heads.c",
-            "experts.c",
-        ),
-        *("routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
+        *("quantized_wide.c", "digits_wide.c", "products.c", "attention_wide.c", "single_row.c", "digits.c"),
+        *("panels.c", "panels_wide.c", "rows.c", "store.c", "attention.c", "attention_wide_fp8.c", "layer.c"),
+        *("heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
     ),
     (
         *(
