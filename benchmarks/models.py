@@ -57,7 +57,7 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
         EngineConfig(
             model=path,
             threads=options.threads,
-            kv_cache_tokens=16 * 256,
+            kv_cache_tokens=max(16 * 256, max(options.prompts) + 256),
             max_batch_tokens=1024,
             **fields,  # type: ignore[arg-type]
         )
@@ -105,11 +105,12 @@ l.llama_log_set(quiet, ctypes.c_void_p(0))
 l.llama_backend_init()
 model = l.llama_model_load_from_file(path.encode(), l.llama_model_default_params())
 p = l.llama_context_default_params()
-p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = 16 * 256, 1024, 512, max(batches)[0]
+most = max(1024, *prompts)
+p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = max(16 * 256, most + 256), most, 512, max(batches)[0]
 p.n_threads = p.n_threads_batch = threads
 p.kv_unified = True
 ctx = l.llama_init_from_model(model, p)
-room = l.llama_batch_init(1024, 0, 1)
+room = l.llama_batch_init(most, 0, 1)
 def decode(rows):
     room.n_tokens = len(rows)
     for i, (token, place, sequence, wanted) in enumerate(rows):
@@ -225,6 +226,9 @@ def main() -> None:
             ]
             answer: dict[str, Any] = {"layers": layers, "llama.cpp": "not measured: --llama-cpp-python is not given"}
             answer |= {name: medians([turn[name] for turn in turns]) for name in commands}
+            for side in commands:
+                if isinstance(answer[side], str):
+                    print(f"{side}: {answer[side]}", file=sys.stderr)
             ours, other = answer["tandem"], answer["llama.cpp"]
             if isinstance(ours, dict) and isinstance(other, dict):
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}
