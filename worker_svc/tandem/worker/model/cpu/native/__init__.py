@@ -14,12 +14,12 @@ Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 | int8 in groups of 32 / 128, here | 1.4 / 1.1 | 2.4 / 2.5 | 4.2 / 4.0 | 7.1 / 6.5 | 53 / 48 |
 | int4 in groups of 32, here      | 0.9 | 2.2 | 4.0 | 7.4 | 59  |
 
-The same on one Zen 5 core, with AVX2 alone / with AVX-512 and VNNI (`quantized_wide.c`), which have the same bits:
+The same on one Zen 5 core, with AVX2 alone / with AVX-512 and VNNI (`quantized_wide.h`), which have the same bits:
 
 | rows                            | 1         | 4         | 8         | 16        | 128       |
 |---------------------------------|-----------|-----------|-----------|-----------|-----------|
-| int8 in groups of 32            | 0.9 / 0.8 | 1.3 / 0.8 | 2.5 / 1.1 | 5.0 / 2.6 | 41 / 18   |
-| int4 in groups of 32            | 0.7 / 0.3 | 1.4 / 0.7 | 2.9 / 1.2 | 5.5 / 2.6 | 43 / 19   |
+| int8 in groups of 32            | 0.9 / 0.8 | 2.1 / 0.7 | 2.5 / 1.0 | 4.7 / 2.0 | 34 / 16   |
+| int4 in groups of 32            | 0.5 / 0.4 | 1.1 / 0.4 | 1.9 / 0.6 | 3.2 / 1.2 | 22 / 9.9  |
 
 The products of bf16 and fp32 for AVX-512 (`panels_wide.c`) beside oneDNN's with a W that was rearranged once, two cores
 of a Xeon with AMX that others use too, W `[11264, 2048]`, ours / oneDNN in milliseconds, medians:

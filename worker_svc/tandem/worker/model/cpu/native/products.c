@@ -38,11 +38,12 @@ int tandem_allow_wide(int allowed) {
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
     const int less = bits == 6 ? 32 : less_than_digits(group <= SPAN ? table : 0),
               small = group != SPAN || less ? 0 : small_table(table);
-    const int digits = bits == 4 && group <= SPAN && (!table || less || small);
-    const int kind = !digits ? AS_INT16 : wide_allowed && wide_is_there() ? AS_INT8 : AS_INT8_TWICE;
+    const int kind = !takes_int8(bits, group, table)   ? AS_INT16
+                     : wide_allowed && wide_is_there() ? AS_INT8
+                                                       : AS_INT8_TWICE;
     const int span = (int)(small ? SPAN / 2 : group), raised = less ? less : small ? small : 8;
     const int64_t words = kind == AS_INT8 ? group / 4 : group / 2 + (kind == AS_INT8_TWICE ? group / span : 0);
-    return (Rounding){k, groups, group, groups * words, less, digits, kind, span, raised, less || small, order};
+    return (Rounding){k, groups, group, groups * words, less, kind, span, raised, less || small, order};
 }
 
 // 16 integers as words of two int8 twice.
@@ -64,7 +65,7 @@ INLINE int32_t lanes_sum(__m256i a) {
 void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
                      int64_t last_place) {
     const int64_t k = how->k, groups = how->groups, group = how->group;
-    const float integers = how->digits ? 127.0f : 32767.0f;
+    const float integers = how->kind != AS_INT16 ? 127.0f : 32767.0f;
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256i ones = _mm256_set1_epi16(1);
     for (int64_t place = first_place; place < last_place; place++) {
@@ -268,14 +269,14 @@ INLINE void quantized_panels(const int bits, const int means, const int group, c
 
 // Panels from `first` to `last`, up to `TOGETHER` of them.
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    const int digits = bits == 4 && group <= SPAN && (!p->table || small_table(p->table));
+    const int int8 = takes_int8(bits, group, p->table);
     if (wide_allowed && wide_is_there()) {
-        if (digits) wide_digits_panels(p, group, first, last);
+        if (int8) wide_digits_panels(p, group, first, last);
         else wide_quantized_panels(p, bits, group, first, last);
         return;
     }
     if (p->rows == 1) single_row_panels(p, bits, group, first, last);
-    else if (digits) digits_panels(p, group, first, last);
+    else if (int8) digits_panels(p, group, first, last);
     else BY_INT16_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 

@@ -50,14 +50,19 @@ INLINE int small_table(const int16_t *table) {
 
 #define SPAN 32  // inputs of digits that are added up in 16 bits; of a small table, half of them
 
-// How rows of activations are rounded for a product. Numbers of 4 bits that are `digits`, these less 8, or of a small
-// table, in groups of `SPAN` or less take integers of 8 bits, others of 16.
+// Whether numbers take activations of 8 bits, and not of 16: those of 4 bits that are digits, these less 8, or of a small
+// table, in groups of `SPAN` or less.
+INLINE int takes_int8(int bits, int64_t group, const int16_t *table) {
+    return bits == 4 && group <= SPAN && (!table || small_table(table));
+}
+
+// How rows of activations are rounded for a product.
 typedef struct {
     int64_t k, groups, group;
     int64_t words;  // of 32 bits, that a row's integers are
-    int less, digits;
-    // Words are two int16; of digits by AVX-512 four int8; of digits by AVX2 two int8 twice, and behind those of each span
-    // a word of twice the int16 that is -`raised` times their sum.
+    int less;
+    // Words are two int16; of 8 bits by AVX-512 four int8, by AVX2 two int8 twice, and behind those of each span a word of
+    // twice the int16 that is -`raised` times their sum.
     enum { AS_INT16, AS_INT8, AS_INT8_TWICE } kind;
     int span, raised;
     int of_integers;       // whether sums are those of the integers times -`raised`
