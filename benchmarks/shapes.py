@@ -54,7 +54,7 @@ def _of(name: str, layers: int, *, experts: str = "", **changes: Any) -> Shape:
 _LLAMA = {
     **{"model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 2048, "intermediate_size": 5632},
     **{"num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "rms_norm_eps": 1e-5},
-    **{"max_position_embeddings": 2048, "tie_word_embeddings": False},
+    **{"max_position_embeddings": 8192, "tie_word_embeddings": False},
 }
 _QWEN3 = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
 _QWEN35 = {
