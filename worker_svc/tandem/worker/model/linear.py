@@ -289,7 +289,7 @@ def rearranges(numbers: int, device: torch.device, dtype: torch.dtype) -> bool:
 Panels = type[WidePanels] | type[HalfPanels]
 
 
-def panels_for(dtype: torch.dtype, quantized: Callable[[], bool]) -> Panels | None:
+def panels_for(dtype: torch.dtype, quantized: Callable[[], bool] = lambda: False) -> Panels | None:
     """How a CPU keeps weights of this dtype for compiled products of rows in float32; None if torch's products serve
     better. `quantized` tells whether most other weights are, whose products are compiled."""
     if not native.available():

@@ -28,7 +28,7 @@ class EngineConfig(BaseModel):
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         default="auto",
-        description="of weights and cache; auto: on a CPU bfloat16 where it has instructions for it, else float32; "
+        description="of weights and cache; auto: on a CPU the checkpoint's own, bfloat16 for a quantized one; "
         "on a GPU bfloat16, float16 for a float16 checkpoint",
     )
     quantize: Literal["auto", "none", "int8", "int4", "fp8"] = Field(

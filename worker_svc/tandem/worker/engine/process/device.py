@@ -14,7 +14,7 @@ from tandem.worker.engine.account import Usage
 from tandem.worker.engine.process.config import BuildError
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.kv_formats import kv_format
-from tandem.worker.model.linear import computes_bf16
+from tandem.worker.model.linear import computes_bf16, panels_for
 from tandem.worker.model.operations import Operations
 
 OLDEST = (8, 0)  # compute capability: older GPUs have no bf16, and too little shared memory for our kernels
@@ -48,12 +48,16 @@ def _capability(device: torch.device) -> str:
 
 def choose_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
     """Returns the chosen dtype. Else the checkpoint's own, where that is half as wide and the device computes in it; a
-    GPU computes a float32 checkpoint in bf16, a CPU without bf16 instructions all of them in fp32."""
+    GPU computes a float32 checkpoint in bf16, a CPU that has neither products of our own for a dtype of 16 bits nor
+    instructions for bf16 computes it in fp32."""
     if name != "auto":
         return DTYPES[name]
+    own = checkpoint.dtype
     if device.type == "cuda":
-        return torch.float16 if checkpoint.dtype == torch.float16 else torch.bfloat16
-    return torch.bfloat16 if computes_bf16() and checkpoint.dtype != torch.float32 else torch.float32
+        return torch.float16 if own == torch.float16 else torch.bfloat16
+    if own == torch.float32 or panels_for(own) is not None:
+        return own
+    return torch.bfloat16 if computes_bf16() else torch.float32
 
 
 def choose_operations(device: torch.device, dtype: torch.dtype, *, reproducible: bool) -> Operations:
