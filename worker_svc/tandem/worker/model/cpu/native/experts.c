@@ -148,7 +148,7 @@ static void arrange(const Matrix *m, const Inputs *in, const int32_t *order, int
     const int64_t from = order ? 0 : at;
     if (order) order += at;
     if (m->bits == WIDE) {
-        const int64_t high = wide_rows(m->half);
+        const int64_t high = wide_rows(m->half, rows);
         for (int64_t row = 0; row < rows; row += high)
             wide_pack(m->half, in->x + from * m->inputs, order, row, rows - row < high ? rows - row : high, m->inputs,
                       to);

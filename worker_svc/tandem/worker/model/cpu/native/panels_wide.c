@@ -21,9 +21,10 @@
 
 #define PAIR 32            // outputs of two panels
 #define TILE 32            // inputs of a tile of bf16
-#define ROWS 12            // of a block of activations, whose sums fill 24 of 32 registers
+#define ROWS 12            // of a block of activations at most, whose sums fill 24 of 32 registers
 #define ROWS_AMX 32        // the same, in two tiles
 #define CACHED (1 << 20)   // bytes of activations that stay in the second cache while weights go by
+#define FEW_BLOCKS 4       // of activations, beside which weights take most of that
 #define BLOCKS_AT_ONCE 20  // of activations for which weights are read once; 8 by AMX
 #define WORTH_THREADS (1 << 18)
 
@@ -203,16 +204,21 @@ INLINE void block(const Wide *p, const int way, const void *x, int64_t row, int6
 // A thread's pairs, with all rows.
 INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t from, int64_t to) {
     const int amx = way == BY_AMX;
-    const int64_t bytes = ROW_BYTES(way), width = WEIGHT_BYTES(way), high = amx ? ROWS_AMX : ROWS;
+    const int64_t bytes = ROW_BYTES(way), width = WEIGHT_BYTES(way), high = amx ? ROWS_AMX : tile_rows(p->rows, ROWS);
     const int64_t at_once = high * (amx ? 8 : BLOCKS_AT_ONCE), few = way == BY_SHIFTS ? 512 / TILE : 512;
 #ifdef WITH_AMX
     int64_t shaped = 0;
 #endif
     for (int64_t start = 0; start < p->rows; start += at_once) {
         const int64_t end = start + at_once < p->rows ? start + at_once : p->rows;
-        const int64_t fitting = CACHED / ((end - start) * bytes), blocks = (end - start + high - 1) / high;
+        const int64_t blocks = (end - start + high - 1) / high;
+        // A few blocks read the weights of a pair again, which are to stay there too, beside the next pair's.
+        const int64_t weights = blocks > 1 && blocks <= FEW_BLOCKS ? 2 * width + width / 2 : 0;
+        const int64_t fitting = CACHED / ((end - start) * bytes + weights), parts = (p->steps + fitting - 1) / fitting;
         // A block's activations of fp32 are to stay in the first cache.
-        const int64_t steps = fitting >= p->steps ? p->steps : way < BY_TWOS && end - start > ROWS ? few : fitting;
+        const int64_t steps = parts <= 1                            ? p->steps
+                              : way < BY_TWOS && end - start > ROWS ? few
+                                                                    : (p->steps + parts - 1) / parts;
         for (int64_t first = 0; first < p->steps; first += steps) {
             const int64_t last = first + steps < p->steps ? first + steps : p->steps;
             for (int64_t pair = from; pair < to; pair++)
@@ -272,8 +278,9 @@ static Pairs *pairs_by(int way) {
 
 static int64_t filled_up(int kind, int64_t k) { return kind == BF16 ? (k + TILE - 1) / TILE * TILE : k; }
 
-// Rows that are packed together.
-int64_t wide_rows(int kind) { return way_of(kind) == BY_AMX ? ROWS_AMX / 2 : ROWS; }
+// Rows of a product that are packed together, the last ones may be fewer. Blocks are of equal height: sums of few rows wait
+// for each other, so that 12 and 4 rows take longer than 8 and 8.
+int64_t wide_rows(int kind, int64_t rows) { return way_of(kind) == BY_AMX ? ROWS_AMX / 2 : tile_rows(rows, ROWS); }
 
 // Words of 32 bits of a packed row.
 int64_t wide_words(int kind, int64_t k) { return filled_up(kind, k) / (way_of(kind) >= BY_TWOS ? 2 : 1); }
@@ -297,7 +304,8 @@ void wide_outputs(int kind, const void *weight, const void *room, float *out, in
 // x [rows, k] -> out [rows, outputs]; `kind` of weights; `room` has rows * (k filled up to whole tiles) numbers of 4 bytes.
 void tandem_wide_product(int kind, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
                          int64_t outputs, int threads) {
-    const int64_t high = wide_rows(kind), pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
+    if (!rows) return;
+    const int64_t high = wide_rows(kind, rows), pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
     if (rows * k * outputs < WORTH_THREADS) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * k > 65536)
     for (int64_t row = 0; row < blocks * high; row += high)
