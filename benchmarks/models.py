@@ -5,10 +5,12 @@ decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median o
 prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
 
 Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
-through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. One process
-at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps them for the next run.
+through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. vLLM is its
+engine in process, compiled, with the same shape in bf16 and weights of its own (`--vllm`, an interpreter that has its
+CPU build). One process at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps
+them for the next run.
 
-python benchmarks/models.py [--llama-cpp-python PATH] [--shapes llama-1b ...|all] [--kinds BF16 Q8_0 Q4_0] [--threads 2]
+python benchmarks/models.py [--llama-cpp-python PATH] [--vllm PATH] [--shapes llama-1b ...|all] [--kinds BF16 Q8_0 Q4_0]
 
 Shapes (`shapes.py`) are those of published models, less most of their layers where these are many; all vocabularies are
 cut to 32,000. `--add` keeps what the result file of today has of other shapes and kinds.
@@ -141,6 +143,49 @@ print(json.dumps(result))
 """
 
 
+VLLM = """
+import json, statistics, sys, time
+folder, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
+batches, prompts, context, clock = json.loads(sys.argv[5])
+clock = getattr(time, clock)
+from vllm import LLM, SamplingParams
+most = max(*prompts, 16 * context)
+engine = LLM(
+    folder, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False,
+    max_model_len=max(most, context + 8 * steps) + 16, max_num_seqs=16, max_num_batched_tokens=most,
+).llm_engine
+added = 0
+def add(length, tokens):
+    global added
+    added += 1
+    ids = [5 + (i + added) % 1000 for i in range(length)]
+    wanted = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+    engine.add_request(str(added), {"prompt_token_ids": ids}, wanted)
+def run():
+    # seconds of each step, and of how many requests it brought tokens
+    told = []
+    while engine.has_unfinished_requests():
+        began = clock()
+        told.append((len(engine.step()), clock() - began))
+    return told
+result = {}
+for length in prompts:
+    rates = []
+    for _ in range(rounds + 1):
+        add(length, 1)
+        rates.append(length / sum(seconds for _, seconds in run()))
+    result[f"prefill_{length}"] = statistics.median(rates[1:])
+for batch, times in batches:
+    for _ in range(batch):
+        add(context, times * steps + 3)
+    seconds = [each for count, each in run() if count == batch]
+    result[f"decode_{batch}"] = batch / statistics.median(seconds[2:-1])  # without the prompts' and the last one
+print(json.dumps(result))
+"""
+VLLM_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+VLLM_CPU |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+
 def in_process(command: list[str], environment: dict[str, str]) -> dict[str, float] | str:
     """The last line of a process as JSON, or why there is none."""
     done = subprocess.run(command, capture_output=True, text=True, env={**environment, **os.environ}, check=False)
@@ -163,6 +208,7 @@ def medians(answers: list[dict[str, float] | str]) -> dict[str, float] | str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
+    parser.add_argument("--vllm", default="", metavar="PATH", help="an interpreter that has vLLM's CPU build; for BF16")
     parser.add_argument("--tree", default="", help="another checkout, whose engine is measured too, as `other`")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["BF16", "Q8_0", "Q4_0"])
     parser.add_argument("--shapes", nargs="+", default=["llama-1b"], help="of shapes.py")
@@ -187,7 +233,7 @@ def main() -> None:
         print(json.dumps(measure_ours(path, KINDS[kind], options)))
         return
     from benchmarks.machine import HOMES, save, saved_today
-    from benchmarks.random_gguf import write_gguf
+    from benchmarks.random_gguf import write_config, write_gguf
     from benchmarks.shapes import SHAPES
 
     names = list(SHAPES) if options.shapes == ["all"] else options.shapes
@@ -217,6 +263,10 @@ def main() -> None:
             commands = {"tandem": (own, ENGINE)}
             if options.llama_cpp_python:
                 commands["llama.cpp"] = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, work], {}
+            if options.vllm and kind == "BF16":
+                write_config(path.with_suffix(""), SHAPES[name], layers)
+                bound = {**VLLM_CPU, "VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}"}
+                commands["vllm"] = [options.vllm, "-c", VLLM, str(path.with_suffix("")), *numbers, work], bound
             if options.tree:
                 homes = ":".join(str(Path(options.tree).resolve() / home) for home in HOMES)
                 commands["other"] = own, {**ENGINE, "PYTHONPATH": homes}
@@ -232,6 +282,9 @@ def main() -> None:
             ours, other = answer["tandem"], answer["llama.cpp"]
             if isinstance(ours, dict) and isinstance(other, dict):
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}
+            if isinstance(ours, dict) and isinstance(vllm := answer.get("vllm"), dict):
+                answer["ratio to vllm"] = {name: ours[name] / vllm[name] for name in vllm}
+                print(f"  beside vllm: {', '.join(f'{n} {r:.2f}' for n, r in answer['ratio to vllm'].items())}")
             results.setdefault(name, {})[kind] = answer
             print(f"| {name} | {kind} | {' | '.join(cells(answer, options.prompts))} |", flush=True)
             if not options.folder:
