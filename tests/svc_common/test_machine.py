@@ -31,6 +31,25 @@ def test_a_quota_of_processor_time_counts_as_cores(
     assert machine.available_cores() == cores
 
 
+def test_a_limit_of_a_group_around_ours_counts_too(
+    group: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = tmp_path_factory.mktemp("proc")
+    monkeypatch.setattr(machine, "_PROC", proc)
+    (proc / "self").mkdir()
+    (proc / "self" / "cgroup").write_text("3:cpuset:/elsewhere\n0::/services.slice/worker.service\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (group / "services.slice" / "worker.service").mkdir(parents=True)
+    (group / "services.slice" / "cpu.max").write_text("300000 100000\n")
+    (group / "services.slice" / "worker.service" / "cpu.max").write_text("500000 100000\n")
+    (group / "services.slice" / "memory.max").write_text("1000000\n")
+    (group / "services.slice" / "memory.current").write_text("900000\n")
+    (group / "services.slice" / "worker.service" / "memory.max").write_text("max\n")
+    (group / "services.slice" / "worker.service" / "memory.current").write_text("200000\n")
+    assert machine.available_cores() == 3
+    assert (machine.memory(), machine.free_memory()) == (1_000_000, 100_000)
+
+
 def test_memory_is_what_the_control_group_allows(group: Path) -> None:
     assert machine.memory() == psutil.virtual_memory().total
     (group / "memory.max").write_text("1000000\n")

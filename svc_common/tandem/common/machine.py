@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _GROUP = Path("/sys/fs/cgroup")  # of version 2; without it nothing limits us
@@ -14,15 +15,16 @@ _PROC = Path("/proc")
 def available_cores() -> int:
     """Returns how many cores this process may use, at least one: by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read(_GROUP / "cpu.max").partition(" ")
-    return min(cores, max(1, int(quota) // int(period))) if quota.isdecimal() and period.isdecimal() else cores
+    for quota, _, period in (_read(group / "cpu.max").partition(" ") for group in _groups()):
+        if quota.isdecimal() and period.isdecimal():
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
 
 
 def memory() -> int:
     """Returns the bytes of memory that this process could have if it were alone."""
-    limit = _read(_GROUP / "memory.max")
-    whole = _pages("SC_PHYS_PAGES")
-    return min(whole, int(limit)) if limit.isdecimal() else whole
+    limits = (_read(group / "memory.max") for group in _groups())
+    return min(_pages("SC_PHYS_PAGES"), *(int(limit) for limit in limits if limit.isdecimal()), sys.maxsize)
 
 
 def free_memory() -> int:
@@ -57,9 +59,21 @@ def processor_fact(*names: str) -> str:
 
 
 def _group_room() -> int:
-    """Returns the bytes between our control group's use and its limit."""
-    limit, current = _read(_GROUP / "memory.max"), _read(_GROUP / "memory.current")
-    return max(0, int(limit) - int(current)) if limit.isdecimal() and current.isdecimal() else sys.maxsize
+    """Returns the bytes between our control group's use and its limit, and so for those that it is in."""
+    found = ((_read(group / "memory.max"), _read(group / "memory.current")) for group in _groups())
+    rooms = (int(most) - int(now) for most, now in found if most.isdecimal() and now.isdecimal())
+    return max(0, min(rooms, default=sys.maxsize))
+
+
+def _groups() -> Iterator[Path]:
+    """Our control group, and all that it is in: each may have a limit. In a container ours is all that we see."""
+    lines = _read(_PROC / "self/cgroup").splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    group = _GROUP / own.strip("/")
+    while group != _GROUP and _GROUP in group.parents:
+        yield group
+        group = group.parent
+    yield _GROUP
 
 
 def _pages(name: str) -> int:

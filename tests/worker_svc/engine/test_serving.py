@@ -1,10 +1,13 @@
-"""How an engine's process leaves."""
+"""How an engine's process begins and leaves."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from tandem.common.cores import memory_nodes
+from tandem.worker.engine.process.config import EngineConfig
+from tandem.worker.engine.process.handle import EngineStartError, ProcessEngine
 from tandem.worker.engine.process.loop import leaving_without_memory
 from tandem.worker.engine.process.processes import NO_MEMORY
 
@@ -27,3 +30,10 @@ def test_a_process_without_memory_says_so_by_its_exit_code(ask: object):
 def test_other_errors_stay_what_they_are():
     with pytest.raises(RuntimeError, match="shapes"), leaving_without_memory():
         torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+async def test_a_memory_node_that_is_not_there_is_named_with_those_that_are():
+    engine = ProcessEngine(EngineConfig(model="models/demo", device="cpu", numa_node=1000))
+    there = ", ".join(map(str, memory_nodes())) or "none"
+    with pytest.raises(EngineStartError, match=f"^numa_node: 1000 is not a memory node .*there are {there}"):
+        await engine.start(lambda message: None, lambda done, total: None)

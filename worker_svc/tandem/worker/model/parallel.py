@@ -38,6 +38,7 @@ class Ranks:
     size: int = 1
     group: dist.ProcessGroup | None = None
     local: int = 1  # ranks on this machine
+    beside: int = 1  # of these, ranks that share this one's cores, with it
 
     def add_up(self, part: torch.Tensor) -> torch.Tensor:
         """Returns the sum of all ranks' parts, in the order of the ranks."""

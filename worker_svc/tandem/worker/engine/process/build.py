@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.common.machine import available_cores
+from tandem.common.cores import computing_threads
 from tandem.worker.checkpoints import Checkpoint, open_checkpoint, open_head
 from tandem.worker.checkpoints.grouped import DEFAULT_INT4_GROUP, GROUPS, Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
@@ -152,7 +152,7 @@ def _prepare(config: EngineConfig, ranks: Ranks) -> tuple[int, torch.device]:
     """Sets up the process: how many threads, and which device."""
     if config.tensor_parallel != ranks.size:
         raise BuildError(f"tensor_parallel {config.tensor_parallel} takes processes of its own; set engine to process")
-    threads = config.threads or max(1, available_cores() // ranks.local)
+    threads = config.threads or max(1, computing_threads() // ranks.beside)
     torch.set_num_threads(threads)
     device = choose_device(config.device)
     if device.type == "cuda":

@@ -16,7 +16,8 @@ from tandem.worker.engine.guides.limits import (
 # Tokens in a step and running requests. A GPU computes 256 decodes in hardly more time than 64, and thousands of tokens
 # before its matrix units are busy; a CPU's streams would wait for both.
 OWN_HEAD = "mtp"  # as tensors of such heads are called
-DEFAULT_LOADS = {"cpu": (512, 64), "cuda": (4096, 256)}
+# A CPU computes 256 tokens a step no slower than 512, and others wait half as long behind a prompt.
+DEFAULT_LOADS = {"cpu": (256, 64), "cuda": (4096, 256)}
 
 
 class EngineConfig(BaseModel):
@@ -54,7 +55,19 @@ class EngineConfig(BaseModel):
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes, each with a part of every matrix, that compute together"
     )
-    threads: int = Field(default=0, ge=0, le=1024, description="of the engine on a CPU; 0: the cores it may use")
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="of the engine on a CPU; 0: one for each physical core that it may use, less one of four or more "
+        "where cores have no second thread for others",
+    )
+    numa_node: int = Field(
+        default=-1,
+        ge=-1,
+        le=1023,
+        description="memory node whose cores an engine on a CPU uses; -1: of several, that with most free memory",
+    )
     page_size: int = Field(default=64, ge=4, le=256, description="tokens in a page of the KV cache")
     kv_cache_dtype: Literal["auto", "fp8", "int8", "int6", "int4"] = Field(
         default="auto", description="how keys and values are stored; auto: as the model computes"
@@ -84,7 +97,7 @@ class EngineConfig(BaseModel):
         default=1.0, ge=1, le=1024, description="raises rope's theta (NTK), for about so many times the model's context"
     )
     max_batch_tokens: int = Field(
-        default=0, ge=0, description="tokens computed in one step; 0: 512 on a CPU, 4096 on a GPU"
+        default=0, ge=0, description="tokens computed in one step; 0: 256 on a CPU, 4096 on a GPU"
     )
     max_running_requests: int = Field(
         default=0, ge=0, le=4096, description="requests that run at once; 0: 64 on a CPU, 256 on a GPU"

@@ -15,10 +15,11 @@ import os
 import msgspec
 import zmq
 
+from tandem.common.cores import settle
 from tandem.common.logs import configure_logging
 from tandem.common.stop_signals import leave_with_parent
 from tandem.worker.engine.process.config import EngineConfig
-from tandem.worker.engine.process.messages import Inbound, Outbound
+from tandem.worker.engine.process.messages import Inbound, Outbound, StartFailed
 from tandem.worker.engine.process.options import ProcessOptions
 from tandem.worker.engine.process.suspects import SuspectNote
 from tandem.worker.engine.process.torch_import import gpu_may_be_here, import_torch
@@ -65,7 +66,8 @@ def main() -> int:
     config = EngineConfig.model_validate(options.config)
     logger.debug("engine process %d: %s", os.getpid(), options.config)
     # Read-only: this process never learns.
-    import_torch(config.device).set_grad_enabled(False)
+    torch = import_torch(config.device)
+    torch.set_grad_enabled(False)
     from tandem.worker.engine.process.loop import leaving_without_memory, run_engine
 
     # With torch among them, one full pass of the collector would stop the steps for 0.2 s.
@@ -74,6 +76,12 @@ def main() -> int:
     front = _ZmqTransport(options.endpoint)
     note = SuspectNote(options.note).write
     if config.tensor_parallel == 1:
+        try:
+            if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+                settle(config.numa_node)
+        except ValueError as error:
+            front.send(StartFailed(str(error)))
+            return 1
         with leaving_without_memory():
             return 0 if run_engine(config, front, note=note) else 1
     from tandem.worker.engine.process.tensor_parallel import SharedTransport, leading

@@ -34,6 +34,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from tandem.common.cores import settle
 from tandem.common.logs import configure_logging
 from tandem.common.stop_signals import leave_with_parent
 from tandem.worker.engine.process.config import EngineConfig
@@ -151,6 +152,7 @@ def _joined(
     if with_cuda:
         torch.cuda.set_device(local_rank)
         config = config.model_copy(update={"device": f"cuda:{local_rank}"})
+    beside = local if with_cuda else settle(config.numa_node, local_rank, local)
     dist.init_process_group(
         "nccl" if with_cuda else "gloo",
         store=store,
@@ -159,7 +161,7 @@ def _joined(
         timeout=timedelta(seconds=LOAD_SECONDS),
     )
     group = dist.new_group(timeout=timedelta(seconds=COLLECTIVE_SECONDS))
-    return Ranks(rank, size, group, local), config
+    return Ranks(rank, size, group, local, beside), config
 
 
 def main() -> int:
