@@ -3,6 +3,8 @@
 decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median of `--steps` steps, of a single one of
            four times as many, since these are short beside what disturbs them
 prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
+reading    of a step of one sequence: the bytes of its weights, all experts' included, over its time; beside what two
+           threads read of other memory between such steps
 
 Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
 through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. vLLM is its
@@ -34,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 BATCHES = {1: 4, 8: 1, 16: 1}  # sequences of a step, and how many times `--steps` of them are measured
 ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
+READ = 1 << 27  # numbers of 8 bytes that tell how quickly memory is read
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS = {  # of the file -> what our engine is told beside
     "F32": {"dtype": "float32"},
@@ -49,6 +52,7 @@ KINDS = {  # of the file -> what our engine is told beside
 
 def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, float]:
     import numpy as np
+    import torch
 
     from tandem.worker.engine.process.build import build_engine
     from tandem.worker.engine.process.config import EngineConfig
@@ -73,7 +77,8 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
         prompt = generator.integers(3, built.config.vocab_size, length).astype(np.int32)
         engine.submit(Request.make(number, prompt, Sampling(temperature=0.0), Stopping(max_tokens=tokens), bypass=True))
 
-    result: dict[str, float] = {"weight_bytes": built.weight_bytes}
+    read = built.weight_bytes - (0 if built.config.tie_embeddings else embedding_bytes(built.engine))
+    result: dict[str, float] = {"weight_bytes": built.weight_bytes, "bytes_of_a_step": read}
     for length in options.prompts:
         rates = []
         for _ in range(options.rounds + 1):
@@ -86,14 +91,29 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
     for batch, times in BATCHES.items():
         for _ in range(batch):
             submit(options.context, times * options.steps + 3)
-        seconds = []
+        seconds, reading = [], []
+        plain = torch.ones(READ, dtype=torch.int64) if batch == 1 else None
         while engine.has_work:
             began = clock()
             step = engine.step()
             if not step.prefill_tokens and step.decode_tokens == batch:
                 seconds.append(clock() - began)
+            if plain is not None and len(seconds) % 4 == 3:
+                began = clock()
+                plain.sum()
+                reading.append(clock() - began)
         result[f"decode_{batch}"] = batch / statistics.median(seconds)
+        if plain is not None:
+            limit = plain.nbytes / statistics.median(reading[1:])
+            result["read_gb_per_second"] = limit / 1e9
+            result["of_the_read_limit"] = read / statistics.median(seconds) / limit
     return result
+
+
+def embedding_bytes(engine: Any) -> int:
+    """Of the table of which a step reads some rows."""
+    embedding = engine._runner.model.embedding
+    return sum(weight.nbytes for weight in (*embedding.parameters(), *embedding.buffers()))
 
 
 LLAMA_CPP = """
