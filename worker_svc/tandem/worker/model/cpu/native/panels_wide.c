@@ -151,6 +151,20 @@ INLINE Weights weights_at(const int way, const uint8_t *w) {
     return weights;
 }
 
+// Adds steps of bf16 for a single row, one panel of a step after the other: memory gives most where it is read byte for
+// byte. From two rows on the order below is no slower.
+INLINE void row_sums(const float *numbers, const uint8_t *w, int64_t steps, __m512 *sum) {
+    for (int64_t step = 0; step < steps; step++, w += WEIGHT_BYTES(BY_TWOS), numbers += READS(BY_TWOS))
+        for (int panel = 0; panel < 2; panel++)
+#pragma GCC unroll 16
+            for (int i = 0; i < READS(BY_TWOS); i++) {
+                const uint8_t *here = w + 1024 * panel + 64 * i;
+                _mm_prefetch((const char *)here + 4096, _MM_HINT_T0);
+                sum[panel] = _mm512_dpbf16_ps(sum[panel], (__m512bh)_mm512_set1_ps(numbers[i]),
+                                              (__m512bh)_mm512_loadu_si512(here));
+            }
+}
+
 // A block of `rows` with a pair of panels. Meanwhile what follows at `ahead` is asked for, `pace` bytes for each read.
 INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w, int64_t first, int64_t last,
                  float *out, int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace) {
@@ -160,7 +174,9 @@ INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w,
         sum[r][1] = first ? _mm512_maskz_loadu_ps(right, out + r * stride + 16) : _mm512_setzero_ps();
     }
     const int reads = READS(way), inputs = way == BY_SHIFTS ? 2 : 1;  // numbers of a row for a read
-    for (int64_t step = first; step < last; step++) {
+    const int alone = way == BY_TWOS && rows == 1;
+    if (alone) row_sums((const float *)x + first * reads, w + first * WEIGHT_BYTES(way), last - first, sum[0]);
+    for (int64_t step = first; !alone && step < last; step++) {
         const uint8_t *here = w + step * WEIGHT_BYTES(way);
         const float *numbers = (const float *)x + step * rows * reads * inputs;
         for (int i = 0; i < reads; i++, ahead += pace) {
