@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.speculation.costs import Free
 from tandem.worker.engine.stops import StopSequences
-from tests.worker_svc.engine.counting import VOCABULARY, counting_request
+from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 
 GREEDY = Sampling(temperature=0.0)
@@ -133,6 +135,30 @@ def test_steps_overlap_beside_a_request_with_drafts_which_sits_out_every_other()
     assert request.statistics.draft_tokens_accepted == request.statistics.draft_tokens_proposed > 50
     assert request.statistics.forward_passes < 25  # each for five tokens or so, in two steps
     assert statistics.overlap_wasted_tokens == 0
+
+
+@pytest.mark.parametrize("pages", range(28, 37))
+def test_drafts_of_a_model_take_no_page_that_a_request_in_flight_wants(pages: int):
+    """Who is in flight could not be preempted for it."""
+    driver = overlapping(pages=pages, budget=64)
+    guesser = CountingRunner(pages, 4)
+    guesser.jumps = True  # pages of requests without drafts hold nothing of its
+    driver.engine = Engine(
+        driver.runner,
+        driver.engine.table,
+        driver.engine.scheduler.limits,
+        draft_runner=guesser,
+        draft_context_length=64,
+        overlap=True,
+        costs=Free(),
+    )
+    requests = [counting_request(number, 8 * number, 6 + number, 40) for number in range(6)]
+    requests[0].drafting = Drafting(4, ngram=0)
+    for request in requests:
+        driver.engine.submit(request)
+    driver.run()
+    assert driver.output == {number: counted(8 * number, 6 + number, 40) for number in range(6)}
+    assert requests[0].statistics.draft_tokens_accepted and driver.launched_ahead
 
 
 def test_drafts_that_are_not_accepted_leave_a_request_in_every_step():

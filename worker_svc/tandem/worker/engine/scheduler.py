@@ -294,6 +294,16 @@ class Scheduler:
         tokens = request.num_computed + min(request.owed, self.limits.max_batch_tokens)
         return max(0, self.table.pages_for(tokens) - request.pages.count)
 
+    def reserve_drafts(self, request: Request, tokens: int) -> bool:
+        """Reserves pages for `tokens` tokens of a running request, drafts among them, where they are at hand beside
+        those that the others want for their next chunks; returns whether it has them."""
+        assert request.pages is not None
+        if (missing := self.table.pages_for(tokens) - request.pages.count) > 0:
+            wanted = sum(self._lacks(each) for each in self.running if each is not request)
+            if missing + wanted > self.table.available:
+                return False
+        return self.table.reserve(request.pages, tokens)
+
     def launch(self, chunks: list[Chunk]) -> None:
         """Records that the step is launched: what follows finds its keys and values, and the tokens that it samples are
         pending; behind drafts, how many these are is not known."""

@@ -18,13 +18,13 @@ it, or waits for torch's operations (`sampler/waits.py`), they are read at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from tandem.worker.engine.pages import PageTable, SequencePages
+from tandem.worker.engine.pages import SequencePages
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
 from tandem.worker.model.head import HeadRunner
@@ -48,15 +48,16 @@ class DraftModel:
     def __init__(
         self,
         runner: ModelRunner,
-        table: PageTable,
+        reserve: Callable[[Request, int], bool],
         sampling: SamplingTable,
         *,
         max_batch_tokens: int,
         context_length: int,
     ) -> None:
-        """`runner` has a cache of as many pages as the table."""
+        """`runner` has a cache of as many pages as the page table. `reserve` gives a request pages for so many tokens
+        (`Scheduler.reserve_drafts`)."""
         self._runner = runner
-        self._table = table
+        self._reserve = reserve
         self._sampling = sampling
         self._max_batch_tokens = max_batch_tokens
         self._context_length = context_length
@@ -102,7 +103,7 @@ class DraftModel:
             assert pages is not None
             last = request.num_tokens - 1
             count = min(count, self._context_length - request.num_tokens)
-            if count < 1 or last < self._first or not self._table.reserve(pages, last + count):
+            if count < 1 or last < self._first or not self._reserve(request, last + count):
                 continue
             known, computed = self._computed.get(request.number, (None, 0))
             # Behind the tokens that were accepted stands what was rejected. Of new pages, what was found there counts.
