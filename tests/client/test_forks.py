@@ -30,6 +30,50 @@ def test_a_child_is_told_at_once_where_a_client_was_open(servers: ServersThread,
     run(servers, shape)
 
 
+CORE_ENDS_LATE = """
+import ctypes, os, sys, threading
+
+named, forking, ended = threading.Event(), threading.Event(), threading.Event()
+in_time = None
+
+
+def end():
+    ctypes.CDLL(None).prctl(15, b"grpc_shutdown", 0, 0, 0)  # PR_SET_NAME: as the thread that ends gRPC's core is called
+    named.set()
+    forking.wait()
+    ended.set()
+
+
+def look():
+    global in_time
+    in_time = ended.is_set()
+
+
+os.register_at_fork(before=look)  # the last of three: hooks run in reverse
+from tandem.client import Client
+
+tokenizer, worker = sys.argv[1:]
+os.register_at_fork(before=forking.set)
+with Client(tokenizer, worker, timeout=30) as client:
+    client.generate("Hi", seed=0)
+thread = threading.Thread(target=end)
+thread.start()
+named.wait()
+if not (child := os.fork()):
+    os._exit(0)
+os.waitpid(child, 0)
+thread.join()
+assert in_time, "forked beside it"
+"""
+
+
+def test_a_fork_waits_for_the_thread_that_ends_grpcs_core(servers: ServersThread) -> None:
+    """It holds the lock that a child's first channel takes."""
+    command = [sys.executable, "-c", CORE_ENDS_LATE, servers.tokenizer_address, servers.worker_address]
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 GRPC_ENDS = """
 import asyncio, gc, sys, threading
 from tandem.client import AsyncClient, Client, forks
