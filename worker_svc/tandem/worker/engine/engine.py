@@ -114,7 +114,7 @@ class Engine:
         if draft_runner is not None:
             self._speculation.model = DraftModel(
                 draft_runner,
-                self.scheduler.reserve_drafts,
+                self.scheduler,
                 self._sampling,
                 max_batch_tokens=limits.max_batch_tokens,
                 context_length=draft_context_length,

@@ -237,7 +237,7 @@ class Scheduler:
             chunks[request.number] = Chunk(request, computed, 1, 1)
             budget.tokens -= 1
             self.fairness.charge(request, computed + 1)
-        self._add_drafts(budget, sum(map(self._lacks, prefills)))
+        self._add_drafts(budget, sum(map(self.lacks, prefills)))
         return prefills
 
     def _add_drafts(self, budget: Budget, wanted: int) -> None:
@@ -285,24 +285,14 @@ class Scheduler:
         head = self.queue.head
         if head is not None and self.fairness.several and self._ceding(head) is not None:
             return False
-        return sum(map(self._lacks, self.running)) <= self.table.available
+        return sum(map(self.lacks, self.running)) <= self.table.available
 
-    def _lacks(self, request: Request) -> int:
+    def lacks(self, request: Request) -> int:
         """Counts the pages that a running request wants for its next chunk."""
         if request.pages is None or request.complete:
             return 0
         tokens = request.num_computed + min(request.owed, self.limits.max_batch_tokens)
         return max(0, self.table.pages_for(tokens) - request.pages.count)
-
-    def reserve_drafts(self, request: Request, tokens: int) -> bool:
-        """Reserves pages for `tokens` tokens of a running request, drafts among them, where they are at hand beside
-        those that the others want for their next chunks; returns whether it has them."""
-        assert request.pages is not None
-        if (missing := self.table.pages_for(tokens) - request.pages.count) > 0:
-            wanted = sum(self._lacks(each) for each in self.running if each is not request)
-            if missing + wanted > self.table.available:
-                return False
-        return self.table.reserve(request.pages, tokens)
 
     def launch(self, chunks: list[Chunk]) -> None:
         """Records that the step is launched: what follows finds its keys and values, and the tokens that it samples are

@@ -18,7 +18,7 @@ it, or waits for torch's operations (`sampler/waits.py`), they are read at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ import torch
 from tandem.worker.engine.pages import SequencePages
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
+from tandem.worker.engine.scheduler import Scheduler
 from tandem.worker.model.head import HeadRunner
 from tandem.worker.model.runner import ModelRunner, Work
 
@@ -48,16 +49,15 @@ class DraftModel:
     def __init__(
         self,
         runner: ModelRunner,
-        reserve: Callable[[Request, int], bool],
+        scheduler: Scheduler,
         sampling: SamplingTable,
         *,
         max_batch_tokens: int,
         context_length: int,
     ) -> None:
-        """`runner` has a cache of as many pages as the page table. `reserve` gives a request pages for so many tokens
-        (`Scheduler.reserve_drafts`)."""
+        """`runner` has a cache of as many pages as the scheduler's table."""
         self._runner = runner
-        self._reserve = reserve
+        self._scheduler = scheduler
         self._sampling = sampling
         self._max_batch_tokens = max_batch_tokens
         self._context_length = context_length
@@ -118,6 +118,16 @@ class DraftModel:
         if work:
             self._runner.forward(work)
         return ready
+
+    def _reserve(self, request: Request, tokens: int) -> bool:
+        """Reserves pages for `tokens` tokens, drafts among them, where they are at hand beside those that the others want
+        for their next chunks; returns whether the request has them."""
+        table, pages, running = self._scheduler.table, request.pages, self._scheduler.running
+        assert pages is not None
+        missing = table.pages_for(tokens) - pages.count
+        if missing > 0:
+            missing += sum(self._scheduler.lacks(each) for each in running if each is not request)
+        return missing <= table.available and table.reserve(pages, tokens)
 
     def _guess(self, requests: list[Request], place: int, before: _Guess | None) -> _Guess:
         """Launches the step that guesses draft number `place` of each request, from the token before it."""
