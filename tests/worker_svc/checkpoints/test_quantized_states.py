@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model.cpu import native
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
@@ -42,6 +43,10 @@ STORED = ["fp8, squares", "compressed fp8", "w8a8", "w4a16", "nf4, nested", "llm
 CASES = {f"{name} in {stored}": (name, stored) for name in SIZES for stored in (*STORED, "gptq", "gptq asymmetric")}
 # One of each model and of each format.
 ORDINARY = [f"{name} in {stored}" for name, stored in zip(SIZES, [*STORED, "gptq", "gptq asymmetric"], strict=True)]
+# Nemotron 3 as it is published.
+PUBLISHED = [("nemotron 3, latents, groups", f"modelopt {algorithm}") for algorithm in ("FP8", "NVFP4")]
+CASES |= {" in ".join(case): case for case in PUBLISHED}
+ORDINARY += [" in ".join(case) for case in PUBLISHED]
 
 
 def parts_of(weight: torch.Tensor, stored: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -86,7 +91,9 @@ def is_linear(name: str, tensor: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("case", some(CASES, *ORDINARY))
-def test_a_quantized_model_with_states_is_that_of_its_numbers(case: str, tmp_path: Path) -> None:
+def test_a_quantized_model_with_states_is_that_of_its_numbers(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reference, ids = save_stored(*CASES[case], tmp_path), some_ids(96, 40)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0]
@@ -99,5 +106,13 @@ def test_a_quantized_model_with_states_is_that_of_its_numbers(case: str, tmp_pat
     kept = load_transformer(checkpoint, "cpu", torch.float32)
     assert any(isinstance(each, QuantizedWeight | Float8Weight) for each in kept.modules())
     near = logits_in_chunks(kept, ids, [40])
-    assert (near - expected).norm() < 2e-2 * expected.norm()
+    if "NVFP4" in case:  # activations are rounded to 8 bits, by which a router may choose another expert for a row
+        shares = (near - expected).norm(dim=1) / expected.norm(dim=1)
+        assert shares.median() < 5e-2
+        monkeypatch.setattr(native, "available", lambda: False)
+        unrounded = load_transformer(checkpoint, "cpu", torch.float32)
+        torch.testing.assert_close(logits_in_chunks(unrounded, ids, [40]), expected, atol=2e-4, rtol=0)
+        monkeypatch.undo()
+    else:
+        assert (near - expected).norm() < 2e-2 * expected.norm()
     assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)

@@ -12,6 +12,8 @@ import bitsandbytes.functional as bnb
 import pytest
 import torch
 import transformers
+from compressed_tensors.compressors.mx_utils import compress_mx_scale, decompress_mx_scale
+from compressed_tensors.compressors.nvfp4.helpers import quantize_and_pack_fp4, unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
@@ -90,6 +92,67 @@ def words(bits: int, size: int, *, zeros: bool = False) -> Callable[[torch.Tenso
     return make
 
 
+def e2m1(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """compressed-tensors' nvfp4-pack-quantized: scales of e4m3, to be divided by one number."""
+    size, divisor = 16, 448 * 6 / weight.abs().max()
+    scale = (groups(weight, size).abs().amax(-1) / 6 * divisor).clamp(min=2**-9).to(FLOAT8)
+    packed = quantize_and_pack_fp4(weight, scale.float(), divisor, group_size=size)
+    numbers = unpack_fp4_from_uint8(packed, *weight.shape, torch.float32)
+    stored = groups(numbers, size) * (scale.float() / divisor)[..., None]
+    parts = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": divisor.reshape(1)}
+    return parts | {"input_global_scale": torch.tensor([3.0])}, stored.view(weight.shape)
+
+
+def e2m1_in_powers(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Its mxfp4-pack-quantized: scales that are powers of two."""
+    size = 32
+    scale = compress_mx_scale(groups(weight, size).abs().amax(-1) / 4, torch.uint8)
+    by = decompress_mx_scale(scale).float()
+    packed = quantize_and_pack_fp4(weight, by, group_size=size)
+    stored = groups(unpack_fp4_from_uint8(packed, *weight.shape, torch.float32), size) * by[..., None]
+    return {"weight_packed": packed, "weight_scale": scale}, stored.view(weight.shape)
+
+
+def fp8_in_powers(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """Its mxfp8-quantized."""
+    scale = compress_mx_scale(groups(weight, 32).abs().amax(-1) / 256, torch.uint8)
+    by = decompress_mx_scale(scale).float()[..., None]
+    q = (groups(weight, 32) / by).to(FLOAT8)
+    return {"weight": q.view(weight.shape), "weight_scale": scale}, (q.float() * by).view(weight.shape)
+
+
+def of_model_optimizer(make: Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]) -> Any:
+    """The same numbers under the names of ModelOpt, which multiplies by what compressed-tensors divides by."""
+
+    def renamed(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        parts, stored = make(weight)
+        if "weight_packed" in parts:
+            parts["weight"] = parts.pop("weight_packed")
+        if "weight_global_scale" in parts:
+            parts["weight_scale_2"] = 1 / parts.pop("weight_global_scale").reshape(())
+        parts.pop("input_global_scale", None)
+        return parts | {"input_scale": torch.tensor(0.1)}, stored
+
+    return renamed
+
+
+def fp8_of_model_optimizer(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    scale = weight.abs().max() / 448
+    q = (weight / scale).to(FLOAT8)
+    return {"weight": q, "weight_scale": scale, "input_scale": torch.tensor(0.1)}, q.float() * scale
+
+
+def fp8_squares_of_model_optimizer(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    parts, stored = fp8_squares(weight)
+    rows, columns = parts["weight_scale_inv"].shape
+    return {"weight": parts["weight"], "weight_scale": parts["weight_scale_inv"].view(rows, 1, columns, 1)}, stored
+
+
+def fp8_rows_of_model_optimizer(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    parts, stored = fp8_rows(weight)
+    return parts | {"weight_scale": parts["weight_scale"].flatten()}, stored
+
+
 def bytes_of_codes(kind: str, size: int, *, nested: bool) -> Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]:
     def make(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
         q, state = bnb.quantize_4bit(weight, blocksize=size, quant_type=kind, compress_statistics=nested)
@@ -103,6 +166,19 @@ def int8_of_bitsandbytes(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     q, scale, _ = bnb.int8_vectorwise_quant(weight.half())
     parts = {"weight": q, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}
     return parts, bnb.int8_vectorwise_dequant(q, scale)
+
+
+def model_optimizer(algorithm: str, bits: int, size: int | None = None) -> dict[str, Any]:
+    """`quantization_config` as ModelOpt 0.47 writes it."""
+    numbers = {"dynamic": False, "num_bits": bits, "type": "float"} | ({"group_size": size} if size else {})
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": algorithm,
+        "config_groups": {"group_0": {"input_activations": numbers, "weights": numbers, "targets": ["Linear"]}},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        "producer": {"name": "modelopt", "version": "0.47.0"},
+    }
 
 
 def compressed(kind: str, bits: int, **weights: Any) -> dict[str, Any]:
@@ -124,8 +200,10 @@ def compressed(kind: str, bits: int, **weights: Any) -> dict[str, Any]:
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+IN_FINE_GROUPS = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+IN_POWERS = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 BITS4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "uint8"}
-# How a matrix is stored, what the config says, and what it is multiplied as.
+# How a matrix is stored, what the config says, and what it is multiplied as; nothing: it is made plain.
 FORMATS: dict[str, tuple[Callable[[torch.Tensor], tuple[Parts, torch.Tensor]], dict[str, Any], str]] = {
     "fp8, squares": (fp8_squares, FP8, "fp8"),
     "fp8, whole": (fp8_whole, FP8 | {"weight_block_size": None, "activation_scheme": "static"}, "fp8"),
@@ -138,6 +216,15 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], tuple[Parts, torch.Tensor]], d
     "nf4": (bytes_of_codes("nf4", 64, nested=False), BITS4, "nf4"),
     "nf4, nested": (bytes_of_codes("nf4", 64, nested=True), BITS4 | {"bnb_4bit_use_double_quant": True}, "nf4"),
     "fp4": (bytes_of_codes("fp4", 64, nested=True), BITS4 | {"bnb_4bit_quant_type": "fp4"}, "fp4"),
+    "nvfp4": (e2m1, compressed("float", 4, **IN_FINE_GROUPS) | {"format": "nvfp4-pack-quantized"}, "e2m1"),
+    "mxfp4": (e2m1_in_powers, compressed("float", 4, **IN_POWERS) | {"format": "mxfp4-pack-quantized"}, "e2m1"),
+    "mxfp8": (fp8_in_powers, compressed("float", 8, **IN_POWERS) | {"format": "mxfp8-quantized"}, ""),
+    "modelopt FP8": (fp8_of_model_optimizer, model_optimizer("FP8", 8), "fp8"),
+    "modelopt FP8, rows": (fp8_rows_of_model_optimizer, model_optimizer("FP8_PER_CHANNEL_PER_TOKEN", 8), "fp8"),
+    "modelopt FP8, squares": (fp8_squares_of_model_optimizer, model_optimizer("fp8_pb_wo", 8), "fp8"),
+    "modelopt NVFP4": (of_model_optimizer(e2m1), model_optimizer("NVFP4", 4, 16), "e2m1"),
+    "modelopt MXFP4": (of_model_optimizer(e2m1_in_powers), model_optimizer("W4A8_MXFP4_FP8", 4, 32), "e2m1"),
+    "modelopt MXFP8": (of_model_optimizer(fp8_in_powers), model_optimizer("MXFP8", 8, 32), ""),
     "llm.int8": (int8_of_bitsandbytes, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
 }
 
@@ -170,8 +257,8 @@ def logits(checkpoint: Checkpoint, ids: list[int], **options: Any) -> torch.Tens
 
 
 def share_of(name: str) -> float:
-    """How far off logits may be beside their size: products with digits in groups of 32 round to 8 bits."""
-    return 0.1 if name == "w4a16, zeros" else 1e-2
+    """How far off logits may be beside their size: products with digits, or e2m1, in small groups round to 8 bits."""
+    return 0.1 if name == "w4a16, zeros" or "FP4" in name.upper() else 1e-2
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -188,8 +275,9 @@ def test_a_quantized_model_is_that_of_its_numbers(name: str, tmp_path: Path, mon
     assert (near - expected).norm() < share_of(name) * expected.norm()
     assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
     weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)]
-    assert {each.name for each in weights} == {FORMATS[name][2]}
-    assert len(weights) == 8
+    kind = FORMATS[name][2]
+    assert {each.name for each in weights} == ({kind} if kind else set())
+    assert len(weights) == (8 if kind else 0)
     monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
     if "nf4" not in name:  # whose table has 10 bits
         torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
@@ -254,6 +342,10 @@ def test_an_indexer_is_read_in_fp8_and_its_weights_of_heads_stay_plain(
         ("w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format 'sparse-24-bitmask'"),
         ("w4a16", {"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
         ("nf4", {"bnb_4bit_quant_storage": "bfloat16"}, 'bnb_4bit_quant_storage is "bfloat16"'),
+        ("modelopt FP8", {"quant_algo": "NVFP4_AWQ"}, "quant_algo 'NVFP4_AWQ' is not served; served are FP8"),
+        ("modelopt FP8", {"quantized_layers": {"x": {"quant_algo": "W8A16"}}}, "x.quant_algo 'W8A16' is not served"),
+        ("modelopt FP8", {"config_groups": {"g": {"pre_quant_scale": True}}}, "g.pre_quant_scale is true"),
+        ("modelopt FP8", {"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
         ("nf4", {"quant_method": "quanto"}, "quant_method 'quanto' is not served; served are gptq"),
     ],
 )
@@ -261,6 +353,84 @@ def test_what_is_not_served_is_refused_by_name(name: str, change: dict[str, Any]
     save_stored(tmp_path, name)
     change_config(tmp_path, FORMATS[name][1] | change)
     with pytest.raises(CheckpointError, match=problem):
+        open_checkpoint(tmp_path)
+
+
+def with_tensors(folder: Path, change: Callable[[Parts], Parts]) -> None:
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_what_modelopt_excludes_is_plain_and_how_it_rounds_a_cache_changes_nothing(tmp_path: Path) -> None:
+    reference = save_stored(tmp_path, "modelopt NVFP4")
+    excluded = "model.layers.1.self_attn.k_proj."
+    with torch.no_grad():
+        reference.get_parameter(excluded + "weight").copy_(torch.randn(128, 256) / 16)
+
+    def change(tensors: Parts) -> Parts:
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(excluded)}
+        cache = {f"model.layers.1.self_attn.{part}_proj.{part}_scale": torch.tensor(0.3) for part in "kv"}
+        return kept | {excluded + "weight": reference.get_parameter(excluded + "weight").data.clone()} | cache
+
+    with_tensors(tmp_path, change)
+    change_config(tmp_path, FORMATS["modelopt NVFP4"][1] | {"ignore": ["lm_head", "model.layers.1.self_attn.k_proj"]})
+    ids = some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits(open_checkpoint(tmp_path), ids, quantization=None), expected, atol=1e-4, rtol=0)
+    kept = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32)
+    assert (logits_in_chunks(kept, ids, [30]) - expected).norm() < 0.1 * expected.norm()
+
+
+def test_modelopt_may_store_each_matrix_in_another_way(tmp_path: Path) -> None:
+    reference = save_stored(tmp_path, "modelopt NVFP4")
+    layer = "model.layers.0.mlp.down_proj"
+    parts, stored = fp8_of_model_optimizer(reference.get_parameter(f"{layer}.weight").data)
+    reference.get_parameter(f"{layer}.weight").data.copy_(stored)
+
+    def change(tensors: Parts) -> Parts:
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(layer)}
+        return kept | {f"{layer}.{name}": tensor for name, tensor in parts.items()}
+
+    with_tensors(tmp_path, change)
+    layers = {layer: {"quant_algo": "FP8"}, "model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16}}
+    change_config(
+        tmp_path, FORMATS["modelopt NVFP4"][1] | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    )
+    ids = some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    checkpoint = open_checkpoint(tmp_path)
+    torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
+    kept = load_transformer(checkpoint, "cpu", torch.float32)
+    names = [each.name for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)]
+    assert sorted(names) == ["e2m1"] * 7 + ["fp8"]
+    layers[layer]["quant_algo"] = "NVFP4_AWQ"
+    change_config(
+        tmp_path, FORMATS["modelopt NVFP4"][1] | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    )
+    with pytest.raises(CheckpointError, match=r"down_proj\.quant_algo 'NVFP4_AWQ' is not served"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_file_of_modelopts_own_says_the_same_as_the_config(tmp_path: Path) -> None:
+    save_stored(tmp_path, "modelopt FP8")
+    ids = some_ids(97, 30)
+    before = logits(open_checkpoint(tmp_path), ids)
+    says = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    file = tmp_path / "hf_quant_config.json"
+    file.write_text(json.dumps({"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": says}))
+    assert torch.equal(logits(open_checkpoint(tmp_path), ids), before)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in config.items() if key != "quantization_config"}))
+    assert torch.equal(logits(open_checkpoint(tmp_path), ids), before)
+    file.write_text(json.dumps({"quantization": says | {"quant_algo": "W4A16_AWQ"}}))
+    with pytest.raises(CheckpointError, match=r"hf_quant_config.json: quantization.quant_algo 'W4A16_AWQ' is not"):
+        open_checkpoint(tmp_path)
+    path.write_text(json.dumps(config))
+    file.write_text(json.dumps({"quantization": says | {"quant_algo": "NVFP4"}}))
+    with pytest.raises(CheckpointError, match=r"quant_algo is FP8, but that of hf_quant_config.json is NVFP4"):
         open_checkpoint(tmp_path)
 
 
@@ -284,6 +454,11 @@ def test_weights_of_other_kinds_are_refused_by_name(weights: dict[str, Any], pro
     [
         ("fp8, squares", "weight_scale_inv", None, "weight_scale_inv is missing"),
         ("w4a16", "weight_shape", lambda part: part + 1, "weight_shape is"),
+        ("nvfp4", "weight_zero_point", lambda _: torch.zeros(256, 16), "weight_zero_point is there"),
+        ("nvfp4", "weight_global_scale", None, "weight_scale is stored as torch.float8_e4m3fn"),
+        ("modelopt NVFP4", "weight_scale_2", None, "weight_scale_2 is missing"),
+        ("modelopt NVFP4", "weight_scale", lambda part: part[:, :-1].contiguous(), "weight_scale has the shape"),
+        ("modelopt NVFP4", "pre_quant_scale", lambda _: torch.ones(256), "pre_quant_scale"),
         ("w4a16", "weight_g_idx", lambda _: torch.arange(256), "weight_g_idx is there"),
         ("w4a16", "weight_scale", lambda part: part.int(), "is stored as torch.int32"),
         ("nf4", "weight.quant_map", lambda part: part.flip(0), "that is not the usual one"),

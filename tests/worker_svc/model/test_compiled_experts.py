@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints import open_checkpoint
-from tandem.worker.checkpoints.grouped import Quantization, to_float8
+from tandem.worker.checkpoints.grouped import FLOAT8, Quantization, to_float8
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
@@ -34,6 +34,7 @@ QUANTIZED = [
     Quantization(8, 32),
     *(Quantization(4, group) for group in (32, 128)),
     Quantization(4, 32, "e2m1"),
+    Quantization(4, 16, "e2m1"),
     Quantization(4, 32, "iq4"),
 ]
 ARCHITECTURES = ["qwen3 moe", "mixtral", "gpt oss", "glm4 moe, groups, norms, scaled", "gemma4 with experts"]
@@ -52,7 +53,7 @@ def give_weight(linear: Linear, kind: str | Quantization) -> None:
     rows, columns = linear.out_features, linear.in_features
     weight: torch.nn.Module
     if isinstance(kind, Quantization):
-        matrix = random_matrix(kind, rows, columns, torch.float16)
+        matrix = random_matrix(kind, rows, columns, FLOAT8 if kind.group == 16 else torch.float16)
         if not kind.code:
             matrix = replace(matrix, scale=matrix.scale / 100)
         weight = QuantizedWeight(kind, rows, columns, matrix, CPU)

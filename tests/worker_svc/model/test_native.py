@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.worker.checkpoints.grouped import E8M0, UNIT, Grouped, Quantization
+from tandem.worker.checkpoints.grouped import E8M0, FLOAT8, UNIT, Grouped, Quantization
 from tandem.worker.model.cpu import native
 from tandem.worker.model.linear import HalfPanels
 from tandem.worker.model.quantization import QuantizedWeight
 
+FLOATS4 = [Quantization(4, group, "e2m1") for group in (16, 32)]  # whose scales may be e4m3
 KINDS = [
     Quantization(8, 0),
     *(Quantization(bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)),
     Quantization(6, 16),
     *(Quantization(4, group, "int4") for group in (16, 32, 128)),
-    Quantization(4, 32, "e2m1"),
+    *FLOATS4,
     Quantization(4, 64, "nf4"),
     Quantization(4, 128, "iq4"),
 ]
@@ -40,8 +41,11 @@ def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtyp
     groups = -(-columns // kind.group) if kind.group else 1
     if dtype == torch.int8:
         return in_multiples(random_matrix(kind, rows, columns, torch.float16), generator)
+    if dtype == FLOAT8:
+        matrix = random_matrix(kind, rows, columns, torch.float32)
+        return replace(matrix, scale=scales_of_float8(matrix.scale), units=(torch.rand((rows, 1)) + 1, None))
     scale = torch.rand((rows, groups), generator=generator).to(dtype)
-    if kind.code == "e2m1":
+    if kind.code == "e2m1" and kind.group == 32 and dtype != torch.float32:
         scale = torch.randint(110, 130, scale.shape, dtype=E8M0, generator=generator)
     if kind.bits == 6:
         q = torch.randint(-32, 32, (rows, columns), dtype=torch.int8, generator=generator)
@@ -68,6 +72,12 @@ def in_multiples(matrix: Grouped, generator: torch.Generator) -> Grouped:
     if matrix.least is None:
         return replace(matrix, scale=counts(), units=(scale_unit, None))
     return replace(matrix, scale=counts(), least=counts(), units=(scale_unit, least_unit))
+
+
+def scales_of_float8(like: torch.Tensor) -> torch.Tensor:
+    """e4m3 of all exponents, of those below the normal ones too."""
+    every = torch.arange(127, dtype=torch.uint8).repeat(-(-like.numel() // 127))
+    return every[: like.numel()].view(like.shape).view(FLOAT8)
 
 
 def stored(matrix: Grouped) -> QuantizedWeight:
@@ -104,7 +114,7 @@ def rounded(x: torch.Tensor, kind: Quantization, group: int) -> torch.Tensor:
     return stored(Grouped(Quantization(8, group), torch.eye(columns, dtype=torch.int8), scale, None))(x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, FLOAT8])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(50, 172), (33, 64), (100, 600), (3, 20)])
 def test_a_quantized_product_is_that_of_the_quantized_numbers(
@@ -112,6 +122,8 @@ def test_a_quantized_product_is_that_of_the_quantized_numbers(
 ) -> None:
     if dtype == torch.int8 and (not kind.group or kind.code == "e2m1"):
         pytest.skip("its scales are no multiples")
+    if dtype == FLOAT8 and kind not in FLOATS4:
+        pytest.skip("its scales are no e4m3")
     matrix = random_matrix(kind, rows, columns, dtype)
     weight = stored(matrix)
     assert torch.equal(weight.rows(slice(None)), matrix.dequantize())
@@ -143,6 +155,7 @@ def test_wide_registers_change_no_bit(kind: Quantization) -> None:
         torch.float16,
         torch.float32,
         *([torch.int8] if kind.group and kind.code != "e2m1" else []),
+        *([FLOAT8] if kind in FLOATS4 else []),
     )
     for dtype, (rows, columns) in zip(dtypes, ((100, 1300), (33, 64), (3, 20), (40, 600)), strict=False):
         weight = stored(random_matrix(kind, rows, columns, dtype))
@@ -168,9 +181,7 @@ def test_activations_are_rounded_to_the_nearest_step_of_their_groups_largest(kin
     assert error.any()
 
 
-@pytest.mark.parametrize(
-    "kind", [Quantization(4, 32, "int4"), Quantization(4, 32), Quantization(4, 32, "e2m1")], ids=str
-)
+@pytest.mark.parametrize("kind", [Quantization(4, 32, "int4"), Quantization(4, 32), *FLOATS4], ids=str)
 def test_sums_of_the_largest_digits_are_exact(kind: Quantization) -> None:
     columns, groups = 256, 256 // kind.group
     least = None if kind.code else torch.ones((16, groups))
@@ -224,8 +235,14 @@ def half_panels() -> HalfPanels:
         half_panels,
         *(lambda kind=kind: stored(random_matrix(kind, 150, 700, torch.float16)) for kind in KINDS),
         *(lambda kind=kind: stored(random_matrix(kind, 150, 700, torch.int8)) for kind in KINDS[2:7:4]),
+        *(lambda kind=kind: stored(random_matrix(kind, 150, 700, FLOAT8)) for kind in FLOATS4),
     ],
-    ids=["half", *map(str, KINDS), *(f"{kind} in multiples" for kind in KINDS[2:7:4])],
+    ids=[
+        "half",
+        *map(str, KINDS),
+        *(f"{kind} in multiples" for kind in KINDS[2:7:4]),
+        *(f"{kind} by e4m3" for kind in FLOATS4),
+    ],
 )
 def test_a_row_has_the_same_bits_in_any_company(make: Callable[[], torch.nn.Module], threads: int) -> None:
     weight, x = make(), random_rows(130, 700)

@@ -32,6 +32,7 @@ CODES: Mapping[str, tuple[int, ...]] = {
     "fp4": (0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48),
 }
 CODE_GROUPS = {"nf4": 64}  # the most numbers in a group, where it is not the usual
+FINE_CODES = ("int4", "e2m1")  # that come in groups of `FINE_GROUP`
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Quantization:
         coarse = {4: GROUPS, 6: (), 8: (0, *GROUPS)}[self.bits]
         if self.group not in (FINE_GROUP, *coarse):
             raise ValueError(f"int{self.bits} has no groups of {self.group}")
-        if self.code and (self.bits != 4 or self.group > CODE_GROUPS.get(self.code, GROUPS[-1])):
+        fine = self.group == FINE_GROUP and self.code not in ("", *FINE_CODES)
+        if self.code and (self.bits != 4 or fine or self.group > CODE_GROUPS.get(self.code, GROUPS[-1])):
             raise ValueError(f"{self.code} has no groups of {self.group} with {self.bits} bits")
 
     @property
@@ -62,8 +64,9 @@ class Grouped:
 
     q: `[rows, columns]`, int8, of 6 bits from -32 to 31, or, for 4 bits, uint8 from 0 to 15.
     scale, least: `[rows, groups]`, one column where a channel has one scale; float16 or float32. Scales may be `E8M0`.
-        A number is `q scale + least`. With `units`, both are int8.
-    units: `[rows, units]` float16, of which scales and least numbers of `UNIT` columns each are multiples.
+        A number is `q scale + least`. With `units`, both are int8, or scales e4m3.
+    units: `[rows, units]` float16, of which scales and least numbers of `UNIT` columns each are multiples; float32, one
+        a row, where scales are e4m3.
     order: `[columns]`, which of an input's numbers each column multiplies; None: that of its place.
     """
 
@@ -75,7 +78,8 @@ class Grouped:
     units: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def with_floats(self) -> Grouped:
-        """Returns the same without units: scales and least numbers are float32, in which multiples are exact."""
+        """Returns the same without units: scales and least numbers are float32, in which multiples of float16 are
+        exact."""
         if self.units is None:
             return self
         scale_unit, least_unit = self.units
@@ -86,9 +90,10 @@ class Grouped:
 
     @property
     def compiled_alone(self) -> bool:
-        """Tells whether compiled products of a CPU alone take it; others take groups of `GROUPS`, and no int8 with
-        `least`."""
-        return self.kind.group == FINE_GROUP or (self.kind.bits == 8 and self.least is not None)
+        """Tells whether compiled products of a CPU alone take it; others take groups of `GROUPS`, no int8 with `least`,
+        and no scales of e4m3."""
+        fine = self.kind.group == FINE_GROUP or self.scale.dtype == FLOAT8
+        return fine or (self.kind.bits == 8 and self.least is not None)
 
     def dequantize(self) -> torch.Tensor:
         """Returns the numbers, `[rows, columns]` float32, in the order of the inputs."""
@@ -108,6 +113,8 @@ class Grouped:
 
 
 def _multiples(counts: torch.Tensor, unit: torch.Tensor, group: int) -> torch.Tensor:
+    if counts.dtype == FLOAT8:
+        return counts.float() * unit
     return unit.float().repeat_interleave(UNIT // group, 1)[:, : counts.shape[1]] * counts
 
 

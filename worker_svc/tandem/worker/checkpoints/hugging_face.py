@@ -39,11 +39,13 @@ from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_
 from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import ModelConfig, Table
+from tandem.worker.checkpoints.model_optimizer import ModelOptimizerScheme
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
 from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
-from tandem.worker.checkpoints.schemes import Mxfp4Scheme, Part, Scheme, scheme_of
+from tandem.worker.checkpoints.scheme_parts import Part, Scheme
+from tandem.worker.checkpoints.schemes import Mxfp4Scheme, scheme_of
 
 _log = logging.getLogger(__name__)
 
@@ -130,6 +132,9 @@ class HuggingFaceCheckpoint:
         self._quantized_bytes = 0
         self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
         scheme = scheme_of(config)
+        if isinstance(scheme, ModelOptimizerScheme):
+            for name in [name for name in stored if scheme.unused.fullmatch(name)]:
+                del stored[name]
         self.stored_as = bytes_by_dtype(tensor for tensor in stored.values() if not isinstance(tensor.dtype, str))
         if scheme is not None:
             self._unpack(scheme, shapes, stored)

@@ -351,6 +351,17 @@ ROPE_OF: Mapping[str, Table] = {
     "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
 }
 
+# Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.
+_SMOOTHED = {"has_zero_point": Only((False,)), "pre_quant_scale": Only((False,)), "lora_rank": Only()}
+MODEL_OPTIMIZER: Table = (
+    rules(USED, "quant_method quant_algo quantized_layers config_groups")
+    | rules(NEUTRAL, "group_size exclude_modules ignore kv_cache_quant_algo kv_cache_scheme producer")
+    | _SMOOTHED
+)
+MODEL_OPTIMIZER_FILE: Table = rules(USED, "quant_method quantization") | rules(NEUTRAL, "producer")
+MODEL_OPTIMIZER_LAYER: Table = rules(USED, "quant_algo") | rules(NEUTRAL, "group_size") | _SMOOTHED
+MODEL_OPTIMIZER_GROUP: Table = rules(USED, "weights input_activations") | rules(NEUTRAL, "targets") | _SMOOTHED
+
 # By `quant_method`. Neutral is how the numbers were found and which kernel another program multiplies them with; which
 # matrices are packed is seen from the tensors.
 QUANTIZATION: Mapping[str, Table] = {
@@ -373,12 +384,16 @@ QUANTIZATION: Mapping[str, Table] = {
     | rules(NEUTRAL, "ignore global_compression_ratio version run_compressed")
     | {
         "format": Only(
-            ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense")
+            (
+                *("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense"),
+                *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+            )
         ),
         "quantization_status": Only(("compressed", "frozen")),
         "kv_cache_scheme": Only(),
         "transform_config": Only(({},)),
     },
+    "modelopt": MODEL_OPTIMIZER | MODEL_OPTIMIZER_FILE,
     "bitsandbytes": rules(USED, "quant_method")
     | rules(
         NEUTRAL,

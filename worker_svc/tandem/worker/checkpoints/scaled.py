@@ -1,7 +1,8 @@
 """Matrices that are stored row by row as small numbers, with scales of blocks of them in a tensor beside.
 
 A number is `scale (q - zero)`, or `scale table[q]`; `Form` says how a row's bytes become q. A scale is one of the whole
-matrix, of a row, of a group of a row, of a square. GPTQ and AWQ, whose rows do not lie together: `packed.py`.
+matrix, of a row, of a group of a row, of a square; one of e4m3 is multiplied by a factor of the whole matrix. GPTQ and
+AWQ, whose rows do not lie together: `packed.py`.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ WORDS4 = Form(words_of_four_bits, 4)
 SIGNED_WORDS4 = Form(words_of_four_bits, 4, "int4")
 WORDS8 = Form(words_of_eight_bits, 8)
 MXFP4 = Form(_low_first, 4, "e2m1")
+NVFP4 = Form(_low_first, 4, "e2m1")  # with scales of e4m3
 
 
 def codes(code: str, exact: tuple[float, ...] = ()) -> Form:
@@ -85,6 +87,7 @@ class ScaledMatrix:
     rows: torch.Tensor  # which of all rows
     inputs: range  # which of its columns
     stored: int  # bytes of the whole
+    factor: torch.Tensor | None = None  # [] float32, of scales that are e4m3
 
     @classmethod
     def of(
@@ -96,15 +99,16 @@ class ScaledMatrix:
         *,
         block: tuple[int, int] | None = None,
         zero: torch.Tensor | None = None,
+        factor: torch.Tensor | None = None,
         stored: int,
     ) -> ScaledMatrix:
         """Makes the whole of a matrix. Without `block`, its size follows from the shape of `scale`; scales become
-        float16 where all of them are so, and powers of two stay what they are."""
+        float16 where all of them are so, and powers of two, and those that have a `factor`, stay what they are."""
         if block is None:
             block = (-(-shape[0] // scale.shape[0]), -(-shape[1] // scale.shape[1]))
-        if scale.dtype != E8M0:
+        if scale.dtype != E8M0 and factor is None:
             scale = scale.half() if torch.equal(scale.half().float(), scale.float()) else scale.float()
-        return cls(form, numbers, scale, zero, block, torch.arange(shape[0]), range(shape[1]), stored)
+        return cls(form, numbers, scale, zero, block, torch.arange(shape[0]), range(shape[1]), stored, factor)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -142,14 +146,15 @@ class ScaledMatrix:
         columns = torch.arange(self.inputs.start, self.inputs.stop) // self.block[1]
         if self.zero is not None:
             numbers -= self._of_rows(self.zero)[:, columns]
-        return numbers.mul_(scales(self._scale(columns)))
+        scale = scales(self._scale(columns))
+        return numbers.mul_(scale if self.factor is None else scale * self.factor)
 
     def float8(self) -> Float8Rows | None:
         """Returns e4m3 with scales of rows or of groups of 128 as they are stored."""
         if not self.form.float8 or (self.scale.shape[1] > 1 and self.block[1] != GROUPS[-1]):
             return None
         first, last = self.inputs.start // self.block[1], -(-self.inputs.stop // self.block[1])
-        return Float8Rows(self._numbers(), self._scale(torch.arange(first, last)).float())
+        return Float8Rows(self._numbers(), scales(self._scale(torch.arange(first, last))))
 
     def grouped(self) -> Grouped | None:
         """Returns the rows in groups; None where no kernel serves them."""
@@ -158,6 +163,8 @@ class ScaledMatrix:
             return None
         if form.bits == 8 and alone:
             return Grouped(Quantization(8, 0), self._numbers(), self._scale(torch.zeros(1, dtype=torch.int64)), None)
+        if self.factor is not None:
+            return self._with_float8_scales()
         most = CODE_GROUPS.get(form.code, GROUPS[-1])
         fit = [size for size in GROUPS if size <= most and (alone or each % size == 0)]
         if not fit:
@@ -170,6 +177,16 @@ class ScaledMatrix:
             least = -scale * self._of_rows(self.zero)[:, columns]
         kind = Quantization(8 if form.bits == 8 else 4, group, form.code)
         return Grouped(kind, self._numbers(), scale, least)
+
+    def _with_float8_scales(self) -> Grouped:
+        """Returns groups whose scales stay e4m3."""
+        assert self.factor is not None
+        group = self.block[1]
+        scale = self._scale(torch.arange(self.inputs.start // group, self.inputs.stop // group))
+        unit = self.factor.expand(len(self.rows), 1)
+        broken = (scale.view(torch.uint8) & 127 == 127).any(1, keepdim=True)  # NaN, which the product does not know
+        kind = Quantization(4, group, self.form.code)
+        return Grouped(kind, self._numbers(), scale, None, units=(unit.masked_fill(broken, float("nan")), None))
 
     def _numbers(self) -> torch.Tensor:
         decoded = self.form.decode(self.numbers[self.rows])

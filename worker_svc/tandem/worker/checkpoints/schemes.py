@@ -7,6 +7,8 @@ Which matrices are quantized is seen from their parts: the others are plain.
 |---|---|
 | fp8, fbgemm_fp8 | `weight` e4m3; `weight_scale_inv` or `weight_scale`, of all, each row or squares: its factor |
 | compressed-tensors | `weight` int8 or e4m3, or `weight_packed` int32; `weight_scale`, perhaps `weight_zero_point` |
+| the same, e2m1 | `weight_packed` of bytes; `weight_scale` e4m3, divided by `weight_global_scale`, or powers of two |
+| modelopt | `weight` e4m3 or bytes of two e2m1; `weight_scale`, perhaps times `weight_scale_2` (`model_optimizer.py`) |
 | bitsandbytes | `weight` of bytes, `weight.absmax`, `weight.quant_map`; or int8 with `SCB`, 127 times the scales |
 | mxfp4 (gpt-oss) | of experts: `_blocks` `[experts, out, in / 32, 16]` of bytes, `_scales` `[experts, out, in / 32]` |
 | gptq, awq | `qweight`, `qzeros`, `scales`, perhaps `g_idx` (`packed.py`) |
@@ -20,13 +22,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from tandem.worker.checkpoints.checkpoint import StoredMatrix, StoredTensor
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.grouped import FLOAT8
+from tandem.worker.checkpoints.grouped import E8M0, FLOAT8
 from tandem.worker.checkpoints.hugging_face_fields import (
     QUANTIZATION,
     QUANTIZED_ACTIVATIONS,
@@ -34,34 +35,21 @@ from tandem.worker.checkpoints.hugging_face_fields import (
     QUANTIZED_WEIGHTS,
 )
 from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.model_optimizer import HF_QUANT_CONFIG, model_optimizer_scheme
 from tandem.worker.checkpoints.packed import Packing, packing_of
-from tandem.worker.checkpoints.scaled import E4M3, INT8, MXFP4, SIGNED_WORDS4, WORDS4, WORDS8, Form, ScaledMatrix, codes
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_ONE: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What a part of a matrix may be; the shapes that a message tells come first."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-
-
-class Scheme(Protocol):
-    """One way of storing quantized matrices."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Returns what parts of a matrix may be called, behind its name without "weight"."""
-
-    def expected(self, shape: tuple[int, ...], found: Mapping[str, StoredTensor]) -> dict[str, Part]:
-        """Returns what the parts must be, given those that are there; empty for a matrix `[out, in]`, or matrices
-        `[experts, out, in]`, that are not quantized. Raises ValueError."""
-
-    def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
-        """Makes the matrix. Raises ValueError."""
+from tandem.worker.checkpoints.scaled import E4M3, INT8, MXFP4, SIGNED_WORDS4, WORDS4, WORDS8, ScaledMatrix, codes
+from tandem.worker.checkpoints.scheme_parts import (
+    FLOATS,
+    ONE,
+    Part,
+    Scheme,
+    e2m1,
+    e2m1_parts,
+    in_powers,
+    powers_part,
+    scale_part,
+    scaled,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +90,18 @@ class Float8Scheme:
         if "weight" not in found or found["weight"].dtype != FLOAT8:
             return {}
         name = "weight_scale" if "weight_scale" in found else "weight_scale_inv"
-        expected = {"weight": Part((shape,), (FLOAT8,)), name: _scale_part(shape, self.block)}
-        return expected | {name: Part(_ONE, FLOATS) for name in self.parts[3:] if name in found}
+        expected = {"weight": Part((shape,), (FLOAT8,)), name: scale_part(shape, self.block)}
+        return expected | {name: Part(ONE, FLOATS) for name in self.parts[3:] if name in found}
 
     def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
         scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
         assert scale is not None
-        return _scaled(E4M3, shape, parts["weight"], scale, parts, self.block)
+        return scaled(E4M3, shape, parts["weight"], scale, parts, self.block)
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedScheme:
-    """compressed-tensors: int8, e4m3, and int4 or int8 in words of 32 bits."""
+    """compressed-tensors: int8, e4m3, int4 or int8 in words of 32 bits, and e2m1 in bytes."""
 
     block: tuple[int, int]
     parts: tuple[str, ...] = (
@@ -123,8 +111,10 @@ class CompressedScheme:
         "weight_zero_point",
         "weight_shape",
         "weight_g_idx",
+        "weight_global_scale",
         "input_scale",
         "input_zero_point",
+        "input_global_scale",
     )
 
     def expected(self, shape: tuple[int, ...], found: Mapping[str, StoredTensor]) -> dict[str, Part]:
@@ -134,8 +124,12 @@ class CompressedScheme:
             return {}
         if "weight_g_idx" in found:
             raise ValueError("weight_g_idx is there: the order of activations (actorder) is not served")
+        unused = Part(ONE, (*FLOATS, torch.int8, FLOAT8))
+        inputs = {name: unused for name in self.parts[-3:] if name in found}
+        if (packed := found.get("weight_packed")) is not None and packed.dtype == torch.uint8:
+            return _packed_e2m1(shape, found) | inputs
         rows, columns = shape
-        scale = _scale_part(shape, self.block, found.get("weight_scale"))
+        scale = scale_part(shape, self.block, found.get("weight_scale"))
         zero = Part(scale.shapes, (torch.int8,))
         if "weight_packed" in found:
             bits = 8 if found["weight_packed"].shape == (rows, -(-columns // 4)) else 4
@@ -144,16 +138,24 @@ class CompressedScheme:
             zero = Part(tuple((-(-its[0] * bits // 32), *its[1:]) for its in scale.shapes if its), (torch.int32,))
         else:
             expected = {"weight": Part((shape,), (torch.int8, FLOAT8))}
+            its = found.get("weight_scale")
+            if its is not None and its.dtype == E8M0 and found["weight"].dtype == FLOAT8:
+                scale = powers_part(shape)
         expected["weight_scale"] = scale
         if "weight_zero_point" in found:
             expected["weight_zero_point"] = zero
-        unused = Part(_ONE, (*FLOATS, torch.int8, FLOAT8))
-        return expected | {name: unused for name in ("input_scale", "input_zero_point") if name in found}
+        return expected | inputs
 
     def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
-        zero = parts.get("weight_zero_point")
+        zero, scale = parts.get("weight_zero_point"), parts["weight_scale"]
+        if "weight_packed" in parts and parts["weight_packed"].dtype == torch.uint8:
+            divisor = parts.get("weight_global_scale")
+            factor = None if divisor is None else 1 / divisor.float()
+            return e2m1(shape, parts["weight_packed"], scale, factor, parts)
         if "weight_packed" not in parts:
             numbers = parts["weight"]
+            if scale.dtype == E8M0:
+                return in_powers(shape, numbers, scale, parts)
             form = E4M3 if numbers.dtype == FLOAT8 else INT8
         else:
             if parts["weight_shape"].tolist() != list(shape):
@@ -164,12 +166,21 @@ class CompressedScheme:
             form = WORDS8 if numbers.shape[1] == -(-shape[1] // 4) else WORDS4 if zero is not None else SIGNED_WORDS4
             if zero is not None:  # packed along the rows
                 zero = form.decode(zero.t()).t()[: shape[0]]
-        scale = parts["weight_scale"]
         if zero is not None:
             zero = zero.float().reshape(scale.shape if scale.dim() == 2 else (-1, 1))
             if not zero.any() and form.bits == 8:
                 zero = None
-        return _scaled(form, shape, numbers, scale, parts, self.block, zero)
+        return scaled(form, shape, numbers, scale, parts, self.block, zero)
+
+
+def _packed_e2m1(shape: tuple[int, ...], found: Mapping[str, StoredTensor]) -> dict[str, Part]:
+    if "weight_zero_point" in found:
+        raise ValueError("weight_zero_point is there: floats of 4 bits with zeros are not served")
+    if "weight_global_scale" in found:
+        numbers, scale = e2m1_parts(shape, FLOAT8)
+        return {"weight_packed": numbers, "weight_scale": scale, "weight_global_scale": Part(ONE, FLOATS)}
+    numbers, scale = e2m1_parts(shape, E8M0)
+    return {"weight_packed": numbers, "weight_scale": scale}
 
 
 _NF4 = (
@@ -202,7 +213,7 @@ class BitsAndBytesScheme:
         if "SCB" in found:
             rows, _ = shape
             expected = {"weight": Part((shape,), (torch.int8,)), "SCB": Part(((rows,),), (torch.float32,))}
-            return expected | {name: Part(_ONE, (torch.uint8,)) for name in ("weight_format",) if name in found}
+            return expected | {name: Part(ONE, (torch.uint8,)) for name in ("weight_format",) if name in found}
         if "weight.absmax" not in found:
             return {}
         rows, columns = shape
@@ -226,7 +237,7 @@ class BitsAndBytesScheme:
     def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
         rows, columns = shape
         if "SCB" in parts:
-            return _scaled(INT8, shape, parts["weight"], parts["SCB"] / 127, parts)
+            return scaled(INT8, shape, parts["weight"], parts["SCB"] / 127, parts)
         code = "nf4" if self.parts[5] in parts else "fp4"
         state = _state(parts[f"weight.quant_state.bitsandbytes__{code}"])
         size, absmax = state.integer("blocksize"), parts["weight.absmax"]
@@ -249,7 +260,7 @@ class BitsAndBytesScheme:
         unit = 1023 if code == "nf4" else 192
         form = codes(code, tuple(number * unit for number in _NF4) if code == "nf4" else ())
         numbers = parts["weight"].view(rows, columns // 2)
-        return _scaled(form, shape, numbers, absmax.float().view(rows, -1) / unit, parts)
+        return scaled(form, shape, numbers, absmax.float().view(rows, -1) / unit, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +291,11 @@ def codes_of_fp4() -> torch.Tensor:
 
 
 def scheme_of(config: Fields) -> Scheme | None:
-    """Reads `quantization_config`; returns None without one. Raises CheckpointError for what is not served."""
-    fields = config.object("quantization_config")
+    """Reads `quantization_config`, or the file that ModelOpt writes beside it or instead; returns None without one.
+    Raises CheckpointError for what is not served."""
+    fields, beside = config.object("quantization_config"), config.path.parent / HF_QUANT_CONFIG
     if not fields.values:
-        return None
+        return model_optimizer_scheme(Fields.read(beside)) if beside.exists() else None
     method = fields.text("quant_method")
     if method is None or method not in QUANTIZATION:
         raise fields.error("quant_method", f"{method!r} is not served; served are {', '.join(QUANTIZATION)}")
@@ -297,6 +309,8 @@ def scheme_of(config: Fields) -> Scheme | None:
             return CompressedScheme(_compressed_block(fields))
         case "bitsandbytes":
             return BitsAndBytesScheme()
+        case "modelopt":
+            return model_optimizer_scheme(fields, Fields.read(beside) if beside.exists() else None)
     return PackedScheme(packing_of(method, fields))
 
 
@@ -309,9 +323,8 @@ def _compressed_block(fields: Fields) -> tuple[int, int]:
         weights = group.object("weights")
         check_fields(weights, QUANTIZED_WEIGHTS)
         check_fields(group.object("input_activations"), QUANTIZED_ACTIVATIONS)
-        if weights.values and weights.integer("num_bits") not in ((8,) if weights.text("type") == "float" else (4, 8)):
-            allowed = "8" if weights.text("type") == "float" else "4 and 8"
-            raise weights.error("num_bits", f"is {weights.integer('num_bits')}; served are {allowed}")
+        if weights.values and weights.integer("num_bits") not in (4, 8):
+            raise weights.error("num_bits", f"is {weights.integer('num_bits')}; served are 4 and 8")
         if weights.has("block_structure"):
             block = _block(weights, "block_structure")
     sparsity = fields.object("sparsity_config")
@@ -327,33 +340,6 @@ def _block(fields: Fields, key: str) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2 or any(type(one) is not int or one < 1 for one in value):
         raise fields.error(key, "must be the rows and columns of a block")
     return value[0], value[1]
-
-
-def _scale_part(shape: tuple[int, ...], block: tuple[int, int], found: StoredTensor | None = None) -> Part:
-    rows, columns = shape
-    shapes = [(-(-rows // block[0]), -(-columns // block[1])), (rows, 1), (rows,), *_ONE]
-    if found is not None and len(found.shape) == 2 and found.shape[0] == rows and columns % max(found.shape[1], 1) == 0:
-        shapes.insert(0, (rows, found.shape[1]))
-    return Part(tuple(shapes), (*FLOATS, torch.float8_e8m0fnu))
-
-
-def _scaled(
-    form: Form,
-    shape: tuple[int, int],
-    numbers: torch.Tensor,
-    scale: torch.Tensor,
-    parts: Mapping[str, torch.Tensor],
-    block: tuple[int, int] | None = None,
-    zero: torch.Tensor | None = None,
-) -> ScaledMatrix:
-    rows, columns = shape
-    scale = scale.float().reshape(scale.shape if scale.dim() == 2 else (-1, 1))
-    squares = block is not None and tuple(scale.shape) == (-(-rows // block[0]), -(-columns // block[1]))
-    if not squares or scale.shape[0] == rows or scale.numel() == 1:
-        block = (-(-rows // scale.shape[0]), -(-columns // scale.shape[1]))
-    return ScaledMatrix.of(
-        form, shape, numbers, scale, block=block, zero=zero, stored=sum(part.nbytes for part in parts.values())
-    )
 
 
 def _state(stored: torch.Tensor) -> Fields:

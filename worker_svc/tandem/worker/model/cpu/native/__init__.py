@@ -34,13 +34,13 @@ from __future__ import annotations
 
 import torch
 
-from tandem.worker.checkpoints.grouped import E8M0
+from tandem.worker.checkpoints.grouped import E8M0, FLOAT8
 from tandem.worker.model.cpu.native.library import calls, library
 
 PANEL = 16  # rows of a weight that lie interleaved
 WIDE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as numbers.h has them
 BF16_WAYS = ("shifts", "twos", "amx")  # of AVX-512; the later the better
-SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2, torch.int8: 3}  # as `Product` has them
+SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2, torch.int8: 3, FLOAT8: 4}  # as `Product` has them
 _WORTH_THREADS = 1 << 16
 WIDE_TILE = 32  # inputs of bf16 that `wide_product` takes at once
 
@@ -89,7 +89,7 @@ def quantized_product(
     """`x [rows, k]` fp32 times int8, int6 or int4 weights: `[rows, panels * 16]` fp32.
 
     See `QuantizedWeight`; rows are quantized in `groups` groups of `group` numbers, which zeros fill up: to int8 for
-    int4 weights in groups of 32 or 16 whose numbers are digits, these less 8, or MXFP4's, else to int16. `order [k]`
+    int4 weights in groups of 32 or 16 whose numbers are digits, these less 8, or e2m1, else to int16. `order [k]`
     int64: which number of a row each column of the weights multiplies, if not that of its place.
     """
     x = x.contiguous()

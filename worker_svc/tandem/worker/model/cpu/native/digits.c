@@ -59,7 +59,7 @@ INLINE void digits_tile(const Product *p, int64_t rows, const int means, const i
         for (int r = 0; r < rows; r++)
             for (int h = 0; h < 2; h++) {
                 __m256i sum = widened(((__m128i *)(sums[0] + r))[h], means, begin + r);
-                if (means == SMALL) sum = _mm256_add_epi32(sum, widened(((__m128i *)(sums[1] + r))[h], means, begin));
+                if (spans > 1) sum = _mm256_add_epi32(sum, widened(((__m128i *)(sums[1] + r))[h], means, begin));
                 const float *least = leasts ? leasts + 8 * h : 0;
                 add_group(total[r] + 8 * h, sum, scale[h], group_scale[r], least, x_sum[g * rows + r]);
             }
@@ -78,7 +78,8 @@ void digits_panels(const Product *p, int group, int64_t first, int64_t last) {
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, DIGIT_ROWS);
 #define TILE(MEANS, GROUP) digits_tile(p, rows, MEANS, GROUP, panel, row, start, end, &by, ahead)
-                if (p->table) TILE(SMALL, SPAN);
+                if (p->table && group == SPAN) TILE(SMALL, SPAN);
+                else if (p->table) TILE(SMALL, SPAN / 2);
                 else if (p->less && group == SPAN) TILE(LESS, SPAN);
                 else if (p->less) TILE(LESS, SPAN / 2);
                 else if (group == SPAN) TILE(DIGITS, SPAN);

@@ -12,7 +12,8 @@
 #include "quantized_wide.h"
 
 void wide_digits_panels(const Product *p, int group, int64_t first, int64_t last) {
-    if (p->table) panels_that_mean(4, SMALL, SPAN, p, first, last);
+    if (p->table && group == SPAN) panels_that_mean(4, SMALL, SPAN, p, first, last);
+    else if (p->table) panels_that_mean(4, SMALL, SPAN / 2, p, first, last);
     else if (p->less && group == SPAN) panels_that_mean(4, LESS, SPAN, p, first, last);
     else if (p->less) panels_that_mean(4, LESS, SPAN / 2, p, first, last);
     else if (group == SPAN) panels_that_mean(4, DIGITS, SPAN, p, first, last);

@@ -8,7 +8,7 @@ enum { WIDE = 0, FLOAT8 = -8, FLOATS = 32 };
 
 typedef struct {
     const void *numbers, *scale, *least;
-    const uint16_t *scale_unit, *least_unit;
+    const void *scale_unit, *least_unit;
     const int16_t *table;
     int32_t bits, half, per_channel;  // half: with 16, bf16; with WIDE, as in numbers.h; else as in `Product`
     int64_t inputs, outputs, panels, groups, group;

@@ -22,7 +22,7 @@ typedef struct {
 } Heads;
 
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least,
-                              const uint16_t *scale_unit, const uint16_t *least_unit, const int16_t *table, int half,
+                              const void *scale_unit, const void *least_unit, const int16_t *table, int half,
                               int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
                               float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads);
 void tandem_fill_panels(int size, const void *rows, void *to, int64_t panels, int64_t columns, int threads);

@@ -37,7 +37,7 @@ int tandem_allow_wide(int allowed) {
 
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
     const int less = bits == 6 ? 32 : less_than_digits(group <= SPAN ? table : 0),
-              small = group != SPAN || less ? 0 : small_table(table);
+              small = group > SPAN || less ? 0 : small_table(table);
     const int kind = !takes_int8(bits, group, table)   ? AS_INT16
                      : wide_allowed && wide_is_there() ? AS_INT8
                                                        : AS_INT8_TWICE;
@@ -128,7 +128,7 @@ static void quantize_rows(const float *x, int64_t rows, const Rounding *how, int
 // ---------------------------------------------------------------------------------------------------- quantized weights
 
 // One kind of constants of one panel, as they are or written `to`; `first` begins a unit.
-static const float *as_floats(const Product *p, const void *numbers, const uint16_t *unit, int group, int64_t panel,
+static const float *as_floats(const Product *p, const void *numbers, const void *units_of, int group, int64_t panel,
                               int64_t first, int64_t last, float *to) {
     const int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL, count = (last - first) * PANEL;
     if (p->per_channel) {
@@ -147,9 +147,14 @@ static const float *as_floats(const Product *p, const void *numbers, const uint1
             const __m128i powers = _mm_loadl_epi64((const __m128i *)((const uint8_t *)numbers + at + i));
             _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(powers), 23)));
         }
+    else if (p->half == 4)
+        for (int h = 0; h < PANEL; h += 8) {
+            const __m256 one = row_units((const float *)units_of + panel * PANEL + h);
+            for (int64_t i = h; i < count; i += PANEL) _mm256_storeu_ps(to + i, eight(4, numbers, at + i, one));
+        }
     else {
         const int64_t each = UNIT / group, units = (p->groups + each - 1) / each;
-        unit += (panel * units + first / each) * PANEL;
+        const uint16_t *unit = (const uint16_t *)units_of + (panel * units + first / each) * PANEL;
         for (int64_t start = 0; start < count; start += each * PANEL, unit += PANEL) {
             const __m256 one[2] = {halves(unit), halves(unit + 8)};
             const int64_t end = start + each * PANEL < count ? start + each * PANEL : count;
@@ -300,7 +305,7 @@ void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t ro
 
 // x [rows, k] -> out [rows, panels * 16]; `order` as in `Rounding`; `room` has 2 rows (words + 2 groups) numbers.
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least,
-                              const uint16_t *scale_unit, const uint16_t *least_unit, const int16_t *table, int half,
+                              const void *scale_unit, const void *least_unit, const int16_t *table, int half,
                               int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
                               float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
     const Rounding how = rounding_of(bits, table, order, k, groups, group);

@@ -16,14 +16,16 @@ typedef struct {
                             // [panels, groups, 3, 16, 2] words of 16 bits, see `two_of_six_bits`
     const void *scale;      // [panels, groups, 16], or [panels, 1, 16] where per_channel
     const void *least;      // [panels, groups, 16], as the scales, or 0
-    const uint16_t *scale_unit, *least_unit;  // [panels, groups / (UNIT / group), 16] fp16, where `half` is 3
-    const int16_t *table;                     // [16] what numbers of 4 bits stand for; 0: themselves, or `less`
-    const int32_t *x;                         // of each tile of rows [words, rows], see `Rounding`
-    const float *x_scale;                     // of each tile of rows [groups, rows]
-    const float *x_sum;                       // as x_scale: sums; where `of_integers`, what a group's sums begin with
-    float *out;                               // [rows, panels * 16]
+    // [panels, groups / (UNIT / group), 16] fp16, where `half` is 3; [panels, 16] fp32 where it is 4
+    const void *scale_unit, *least_unit;
+    const int16_t *table;  // [16] what numbers of 4 bits stand for; 0: themselves, or `less`
+    const int32_t *x;      // of each tile of rows [words, rows], see `Rounding`
+    const float *x_scale;  // of each tile of rows [groups, rows]
+    const float *x_sum;    // as x_scale: sums; where `of_integers`, what a group's sums begin with
+    float *out;            // [rows, panels * 16]
     int64_t rows, panels, groups;
-    // half: 0 scales are fp32, 1 fp16, 2 powers of two, of which the exponent is stored + 127, 3 int8, multiples of a unit
+    // half: 0 scales are fp32, 1 fp16, 2 powers of two, of which the exponent is stored + 127, 3 int8, multiples of a unit,
+    // 4 e4m3, multiples of a row's
     int half, per_channel;
     int less;  // by so much numbers of 4 and 6 bits are less than their digits
 } Product;
@@ -129,7 +131,9 @@ enum { DIGITS, TABLE, LESS, SMALL };
     }
 #define BY_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                                     \
     SWITCH(BITS, GROUP, PANELS, PRODUCT,                                                                               \
-    case 4016: if ((PRODUCT)->less) PANELS(4, LESS, 16, __VA_ARGS__); else PANELS(4, DIGITS, 16, __VA_ARGS__); break;  \
+    case 4016: if ((PRODUCT)->table) PANELS(4, TABLE, 16, __VA_ARGS__);                                                \
+               else if ((PRODUCT)->less) PANELS(4, LESS, 16, __VA_ARGS__);                                             \
+               else PANELS(4, DIGITS, 16, __VA_ARGS__); break;                                                         \
     case 4032: if ((PRODUCT)->table) PANELS(4, TABLE, 32, __VA_ARGS__);                                                \
                else if ((PRODUCT)->less) PANELS(4, LESS, 32, __VA_ARGS__);                                             \
                else PANELS(4, DIGITS, 32, __VA_ARGS__); break;, __VA_ARGS__)

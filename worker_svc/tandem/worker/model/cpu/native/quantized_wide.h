@@ -76,6 +76,12 @@ INLINE __m512 sixteen(const int half, const void *numbers, int64_t at, __m512 un
     if (half == 1) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)numbers + at)));
     const __m128i raw = _mm_loadu_si128((const __m128i *)((const uint8_t *)numbers + at));
     if (half == 2) return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(raw), 23));
+    if (half == 4) {  // of e4m3, what is 256 times too small
+        const __m256i wide = _mm256_cvtepu8_epi16(raw), sign = _mm256_and_si256(wide, _mm256_set1_epi16(0x80));
+        const __m256i rest = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+        const __m256i halved = _mm256_or_si256(_mm256_slli_epi16(sign, 8), _mm256_slli_epi16(rest, 7));
+        return _mm512_mul_ps(_mm512_cvtph_ps(halved), unit);
+    }
     return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw)), unit);
 }
 
@@ -99,6 +105,7 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
     for (int64_t u = first / each, g = first; g < last; u++) {
         const int64_t end = (u + 1) * each < last ? (u + 1) * each : last;
         __m512 unit = _mm512_setzero_ps(), least_unit = unit;
+        if (p->half == 4) unit = _mm512_mul_ps(sixteen(0, p->scale_unit, panel * PANEL, unit), _mm512_set1_ps(256.0f));
         if (p->half == 3) {
             unit = sixteen(1, p->scale_unit, (panel * units + u) * PANEL, unit);
             if (least_of) least_unit = sixteen(1, p->least_unit, (panel * units + u) * PANEL, unit);

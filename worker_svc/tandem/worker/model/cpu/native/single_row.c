@@ -60,9 +60,12 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
         const int64_t last = (u + 1) * each < p->groups ? (u + 1) * each : p->groups;
         __m256 unit[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, least_unit[2] = {unit[0], unit[0]};
         for (int h = 0; h < 2 && half == 3; h++) {
-            unit[h] = halves(p->scale_unit + (panel * units + u) * PANEL + 8 * h);
-            if (p->least) least_unit[h] = halves(p->least_unit + (panel * units + u) * PANEL + 8 * h);
+            const int64_t place = (panel * units + u) * PANEL + 8 * h;
+            unit[h] = halves((const uint16_t *)p->scale_unit + place);
+            if (p->least) least_unit[h] = halves((const uint16_t *)p->least_unit + place);
         }
+        for (int h = 0; h < 2 && half == 4; h++)
+            unit[h] = row_units((const float *)p->scale_unit + panel * PANEL + 8 * h);
         for (int64_t g = u * each; g < last; g++, at += step, w += group * PANEL * bits / 8, x += words) {
             __m256i sum[2];
             for (int i = 0; i < group * PANEL * bits / 8; i += 64)
@@ -89,12 +92,13 @@ INLINE void panels_that_mean(const int bits, const int means, const int group, c
         case 0: row_panel(bits, means, group, 0, p, first); break;
         case 1: row_panel(bits, means, group, 1, p, first); break;
         case 2: row_panel(bits, means, group, 2, p, first); break;
+        case 4: row_panel(bits, means, group, 4, p, first); break;
         default: row_panel(bits, means, group, 3, p, first);
         }
 }
 
 INLINE void panels_of(const int bits, const int means, const int group, const Product *p, int64_t first, int64_t last) {
-    if (means == TABLE && group == SPAN && small_table(p->table)) panels_that_mean(bits, SMALL, group, p, first, last);
+    if (means == TABLE && group <= SPAN && small_table(p->table)) panels_that_mean(bits, SMALL, group, p, first, last);
     else if (means == TABLE && of_bytes(p->table)) panels_that_mean(bits, BYTES, group, p, first, last);
     else panels_that_mean(bits, means, group, p, first, last);
 }
