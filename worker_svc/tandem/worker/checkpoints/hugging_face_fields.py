@@ -352,7 +352,7 @@ ROPE_OF: Mapping[str, Table] = {
 }
 
 # Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.
-_SMOOTHED = {"has_zero_point": Only((False,)), "pre_quant_scale": Only((False,)), "lora_rank": Only()}
+_SMOOTHED: Table = {"has_zero_point": Only((False,)), "pre_quant_scale": Only((False,)), "lora_rank": Only()}
 MODEL_OPTIMIZER: Table = (
     rules(USED, "quant_method quant_algo quantized_layers config_groups")
     | rules(NEUTRAL, "group_size exclude_modules ignore kv_cache_quant_algo kv_cache_scheme producer")
