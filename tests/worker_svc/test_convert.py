@@ -166,7 +166,11 @@ def test_a_gguf_file_of_a_hybrid_becomes_the_folder_that_it_was_made_of(tmp_path
 
 
 GGUF_MODELS = ["llama with biases", "qwen2", "qwen3", "mixtral", "linear", "llama3", "yarn"]
-GGUF_MODELS += ["falcon h1", "falcon h1, norm after the gate"]  # whose products alone are the folder's
+GGUF_MODELS += [
+    "falcon h1",
+    "falcon h1, norm after the gate",
+    "falcon h1, tied",
+]  # whose products alone are the folder's
 # Those in which something is put together, taken apart, put in another order or said in another way.
 BY_LLAMA_CPP = ["phi3, rotated in part, longrope", "gpt oss", "gemma4", "llama4", "qwen3 next"]
 BY_LLAMA_CPP += ["qwen3.5 moe", "granite hybrid", "nemotron h", "nemotron 3, latents, groups", "deepseek v3"]
@@ -224,7 +228,9 @@ def test_what_a_gguf_file_leaves_out_is_noted(tmp_path: Path) -> None:
     assert "the file does not say that dt is at least 0.01: llama.cpp has no least dt" in said["notes"]
 
 
-@pytest.mark.parametrize("name", some(GGUF_MODELS, "mixtral", "linear", "llama3", "yarn", "falcon h1"))
+@pytest.mark.parametrize(
+    "name", some(GGUF_MODELS, "mixtral", "linear", "llama3", "yarn", "falcon h1", "falcon h1, tied")
+)
 def test_a_written_gguf_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     if name in MODELS:
         saved(MODELS[name][0], tmp_path / "source", **MODELS[name][1])

@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
+    "internlm3": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
@@ -466,7 +467,11 @@ def _of_states(tensor: torch.Tensor, name: str, layer: str, config: Any) -> list
         "feed_forward.gate_proj.weight": "ffn_gate.weight",
         "feed_forward.down_proj.weight": "ffn_down.weight",
     }.get(name.split(".", 3)[-1])
-    top = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}.get(name)
+    top = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "lm_head.weight": "output.weight",
+        "model.final_layernorm.weight": "output_norm.weight",
+    }.get(name)
     return [(top, tensor)] if top else [(block + ours, tensor)] if ours else []
 
 
@@ -488,6 +493,8 @@ def _multiplied(tensor: torch.Tensor, name: str, config: Any) -> torch.Tensor:
         "lm_head": config.lm_head_multiplier,
         "embed_tokens": config.embedding_multiplier,
     }
+    if config.tie_word_embeddings:  # our own way: llama.cpp's converter does not multiply logits then
+        by["final_layernorm"] = config.lm_head_multiplier / config.embedding_multiplier
     module = name.split(".")[-2]
     if module == "in_proj":
         size, group = _falcon_size(config), config.mamba_n_groups * config.mamba_d_state

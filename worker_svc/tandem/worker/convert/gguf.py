@@ -37,7 +37,7 @@ _WITH_EXPERTS = {"nemotron_h": "nemotron_h_moe"}  # which are another one there
 CONVERTED = {
     **{row.windowed: kind for kind, row in ARCHITECTURES.items() if row.windowed},
     **{row.name: kind for kind, row in ARCHITECTURES.items() if kind not in _WITH_EXPERTS.values()},
-    **dict.fromkeys(("mistral", "ministral", "mixtral"), "llama"),
+    **dict.fromkeys(("mistral", "ministral", "mixtral", "internlm3"), "llama"),
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
 # Matrices that stay float32, as llama.cpp has them, by parts of their names.

@@ -1,7 +1,7 @@
 """The model that a GGUF file says, where it is another one with the same results: what has no key there.
 
 Llama 3's scaling of RoPE    a tensor of divisors
-multipliers of Falcon-H1     its matrices are multiplied by them
+multipliers of Falcon-H1     its matrices are multiplied by them, and its last norm where embedding and output are one
 the least dt of Nemotron-H   is left out, which a note says
 """
 
@@ -56,9 +56,9 @@ def folded(config: ModelConfig, architecture: GgufArchitecture) -> tuple[ModelCo
             gate_multiplier=1.0,
             feed_forward_multiplier=1.0,
             recurrence=replace(sizes, multipliers=(1.0,) * 5, output_multiplier=1.0),
+            embedding_multiplier=1.0,
+            logit_multiplier=1.0,
         )
-        if not config.tie_embeddings:  # one matrix for both cannot be multiplied by two numbers
-            config = replace(config, embedding_multiplier=1.0, logit_multiplier=1.0)
     return config, notes
 
 
@@ -78,8 +78,11 @@ def factors(config: ModelConfig, name: str) -> float | torch.Tensor:
         "mamba.channels": torch.tensor([x, b, c]).repeat_interleave(torch.tensor([sizes.size, group, group])),
         "mamba.dt": dt,
         "mamba.output": sizes.output_multiplier,
+        "embedding": config.embedding_multiplier,
     }
-    if not config.tie_embeddings:
-        by |= {"embedding": config.embedding_multiplier, "output": config.logit_multiplier}
+    if config.tie_embeddings:  # what is multiplied by one number as embedding is divided by it as output
+        by["norm"] = config.logit_multiplier / config.embedding_multiplier
+    else:
+        by["output"] = config.logit_multiplier
     part = name.split(".", 2)[-1] if name.startswith("layers.") else name
     return by.get(part.removesuffix("_bias"), 1.0)
