@@ -20,16 +20,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from tandem.worker.engine.pages import SequencePages
+from tandem.worker.engine.pages import PageTable, SequencePages
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
-from tandem.worker.engine.scheduler import Scheduler
 from tandem.worker.model.head import HeadRunner
 from tandem.worker.model.runner import ModelRunner, Work
+
+
+class Requests(Protocol):
+    """Tells what requests hold and want, as the scheduler does."""
+
+    table: PageTable
+    running: list[Request]
+
+    def lacks(self, request: Request) -> int:
+        """Counts the pages that a running request wants for its next chunk."""
+        ...
 
 
 @dataclass(slots=True)
@@ -49,7 +60,7 @@ class DraftModel:
     def __init__(
         self,
         runner: ModelRunner,
-        scheduler: Scheduler,
+        scheduler: Requests,
         sampling: SamplingTable,
         *,
         max_batch_tokens: int,
@@ -120,8 +131,8 @@ class DraftModel:
         return ready
 
     def _reserve(self, request: Request, tokens: int) -> bool:
-        """Reserves pages for `tokens` tokens, drafts among them, where they are at hand beside those that the others want
-        for their next chunks; returns whether the request has them."""
+        """Reserves pages for a request's tokens, drafts among them, where they are at hand beside those that the others
+        want for their next chunks: who is in flight cannot be preempted. Returns whether the request has them."""
         table, pages, running = self._scheduler.table, request.pages, self._scheduler.running
         assert pages is not None
         missing = table.pages_for(tokens) - pages.count
