@@ -35,10 +35,12 @@ class ConnectionSettings:
             "grpc.http2.max_pings_without_data": 0,
             "grpc.max_receive_message_length": self.max_message_bytes,
             "grpc.max_send_message_length": self.max_message_bytes,
-            # A server that restarts is found again within about a second.
+            # A server that restarts is found again within about a second or two.
             "grpc.initial_reconnect_backoff_ms": 100,
-            "grpc.min_reconnect_backoff_ms": 100,
             "grpc.max_reconnect_backoff_ms": 2000,
+            # Whatever its name says, the time that a connection has to come about: with TLS over a long way it takes
+            # hundreds of milliseconds, on a busy machine more. Attempts that are refused do not wait for it.
+            "grpc.min_reconnect_backoff_ms": 5000,
             "grpc.enable_retries": 1,
         }
         chosen.update(self.channel_options)
