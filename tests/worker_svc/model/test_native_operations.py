@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
 from tandem.worker.checkpoints.model_config import KVHeads
@@ -207,6 +208,16 @@ LAYERS: Mapping[str, dict[str, Any]] = {
         "latents": Latents(40, 8, 24, 12, query_rank=32),
         **ONE_LATENT,
         "head_dim": 48,
+    },
+    "latents of chosen tokens": {
+        "latents": Latents(24, 8, 16, 16, query_rank=48),
+        "indexer": Indexer(heads=4, size=16, most=21, layers=(0,)),
+        **ONE_LATENT,
+    },
+    "latents of chosen tokens in 8 bits": {
+        "latents": Latents(24, 8, 16, 16, query_rank=48),
+        "indexer": Indexer(heads=18, size=16, most=50, layers=(0, 1)),
+        **ONE_LATENT,
     },
     "experts, scores of nothing": {"sinks": True, "experts": Experts(4, 2, 64, normalized=True)},
     "experts behind a dense layer": {

@@ -10,11 +10,14 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.cpu.selection import NativeSelectingPlan
 from tandem.worker.model.kv_cache import CacheShape, KVCache, TileReader
 from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.operations import Operations, TorchOperations
-from tandem.worker.model.selection import SelectingPlan, highest, scores_ignore_company
+from tandem.worker.model.selection import Selecting, highest, scores_ignore_company
 
 SIZE, HEADS, RANK, MOST, LENGTH = 40, 3, 32, 11, 60  # MOST fills no page
 INDEX_HEADS, INDEX_SIZE = 5, 10
@@ -30,6 +33,69 @@ def test_the_highest_scores_are_chosen_and_of_equal_ones_the_first() -> None:
         chosen = highest(torch.from_numpy(scores), count).tolist()
         expected = [sorted(sorted(range(30), key=lambda place: (-row[place], place))[:count]) for row in scores]
         assert chosen == expected
+
+
+def chosen_by_the_library(
+    keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor, most: int, positions: list[int], size: int = 8
+) -> torch.Tensor:
+    """Positions `[rows, most]` of a sequence's tokens that compiled code chooses for tokens at `positions`."""
+    shape = CacheShape((KIND.heads._replace(index_size=keys.shape[1]),), 64, size, kv_format("auto", keys.dtype))
+    cache, pages = KVCache(shape, "cpu"), np.random.default_rng(1).permutation(64)
+    places = torch.arange(len(keys))
+    cache.write_index_keys(0, torch.stack([torch.from_numpy(pages)[places // size], places % size]), keys)
+    segments = [Segment(row, 1, position, pages) for row, position in enumerate(positions)]
+    plan = cpu_operations().plan(segments, cache, HEADS, KIND._replace(most=most))
+    assert isinstance(plan, NativeSelectingPlan)
+    plan.choose(cache.index_keys[0], queries, weights)
+    found = torch.from_numpy(plan.chosen).long()
+    return torch.from_numpy(np.argsort(pages))[found // size] * size + found % size
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled library")
+@pytest.mark.parametrize("heads", [1, 5, 16, 40, 64, 72, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_compiled_code_chooses_the_highest_and_of_equal_ones_the_first(heads: int, dtype: torch.dtype) -> None:
+    draw = np.random.default_rng(heads)
+    size, positions = 10, [150, 299, 71, 70]
+
+    def whole(low: int, high: int, *shape: int) -> torch.Tensor:  # whose scores are exact, and often equal
+        return torch.from_numpy(draw.integers(low, high, shape).astype(np.float32))
+
+    keys, queries = whole(-2, 3, 300, size), whole(-2, 3, len(positions), heads, size)
+    weights = whole(-2, 3, len(positions), heads)
+    products = torch.einsum("nhd,md->nhm", queries, keys).clamp(min=0)
+    scores = torch.einsum("nh,nhm->nm", weights, products).tolist()
+    for most in (1, 7, 70):
+        chosen = chosen_by_the_library(keys.to(dtype), queries, weights, most, positions)
+        for row, position in enumerate(positions):
+            order = sorted(range(position + 1), key=lambda place: (-scores[row][place], place))
+            assert chosen[row].tolist() == sorted(order[:most])
+
+
+@pytest.mark.skipif(not native.available() or not layers.allow_wide_scores(True), reason="no AVX-512")
+@pytest.mark.parametrize("heads", [5, 32, 64, 72])
+def test_the_same_tokens_are_chosen_by_eight_and_by_sixteen_lanes(heads: int) -> None:
+    generator = torch.Generator().manual_seed(heads)
+    keys = torch.randn(150, 128, generator=generator).repeat_interleave(2, 0)
+    keys[1::2] *= 1 + 2**-22  # neighbours whose order is that of their last bits
+    queries, weights = torch.randn(4, heads, 128, generator=generator), torch.randn(4, heads, generator=generator)
+    chosen = []
+    for wide in (False, True):
+        layers.allow_wide_scores(wide)
+        each = [chosen_by_the_library(keys, queries, weights, most, [299, 250, 200, 180]) for most in range(1, 100)]
+        chosen.append(torch.cat(each, 1))
+    assert torch.equal(*chosen)
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled library")
+def test_scores_that_are_not_finite_are_the_highest_or_the_lowest_that_there_are() -> None:
+    keys, queries, weights = torch.ones(20, 8), torch.ones(1, 2, 8), torch.tensor([[1.0, -1.0]])
+    queries[0, 1] = 0
+    keys[3], keys[5], keys[7], keys[9] = torch.nan, torch.inf, 2.0, -1.0
+    # Beside a query of zeros, infinity is not a number either.
+    order = [7, 0, 1, 2, 4, 6, 8, *range(10, 20), 9, 3, 5]
+    for most in (1, 4, 17, 18, 19):
+        assert chosen_by_the_library(keys, queries, weights, most, [19])[0].tolist() == sorted(order[:most])
 
 
 class Sequences:
@@ -67,7 +133,7 @@ class Sequences:
         kind = KIND if chooses else KIND._replace(most=0)
         plan = self.operations.plan(segments, self.cache, HEADS, kind)
         if chooses:
-            assert isinstance(plan, SelectingPlan)
+            assert isinstance(plan, Selecting)
             if plan.chooses:
                 plan.choose(self.cache.index_keys[0], self.index_queries[some], self.weights[some])
         seen = plan.attend(self.cache.keys[0], self.cache.keys[0], self.queries[some], SCORES)
@@ -106,6 +172,7 @@ def test_what_a_token_sees_does_not_depend_on_chunks_or_company(
     assert torch.equal(torch.cat([each[47:] for each in chunked]), whole)
     for limit in ("_SLAB_FLOATS", "_COPIED_BYTES"):
         monkeypatch.setattr(f"tandem.worker.model.selection.{limit}", 1 << 13)
+    monkeypatch.setattr("tandem.worker.model.cpu.selection._MOST_SCORES", 200)
     assert torch.equal(sequences.attended((1, 3, 50), (0, 0, LENGTH))[47:], whole)
 
 

@@ -8,13 +8,14 @@ import torch
 
 from tandem.worker.checkpoints.indexer import INDEX_NORM_EPS, Indexer
 from tandem.worker.checkpoints.latents import Latents
+from tandem.worker.model.cpu.layer_parts import Choosing
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Linear, Router
 from tandem.worker.model.norms import LayerNorm
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.rope import Rotation, rotate
-from tandem.worker.model.selection import SelectingPlan
+from tandem.worker.model.selection import Selecting
 
 
 class LightningIndexer(torch.nn.Module):
@@ -41,7 +42,7 @@ class LightningIndexer(torch.nn.Module):
         cache: KVCache,
         layer: int,
         slots: torch.Tensor,
-        plan: SelectingPlan,
+        plan: Selecting,
     ) -> None:
         """Stores the index keys of rows `normed` `[N, hidden]` at `slots` `[2, N]`, and lets the plan choose by them.
         `query_latents` `[N, query_rank]` are what queries are made of; `layer` is that of the cache."""
@@ -55,6 +56,11 @@ class LightningIndexer(torch.nn.Module):
     def _rotated(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Rotates the first numbers of each head of `x` `[N, heads, size]`."""
         return torch.cat((rotate(x[..., : self._turning], *rotation), x[..., self._turning :]), dim=-1)
+
+    def choosing(self) -> Choosing:
+        """Returns this as a call of whole layers has it."""
+        norm = self.norm.vectors
+        return Choosing(self.query, self.key, self.weights, norm, INDEX_NORM_EPS, self._sizes, self._scale)
 
     def destinations(self) -> dict[str, Destination]:
         """Returns where each tensor goes, by its name within the layer."""

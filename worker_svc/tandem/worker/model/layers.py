@@ -16,7 +16,7 @@ from tandem.worker.model.latent_attention import LatentProjections
 from tandem.worker.model.layer import Layer, Step
 from tandem.worker.model.linear import Linear, Rows
 from tandem.worker.model.mixers import make_mixer
-from tandem.worker.model.selection import SelectingPlan
+from tandem.worker.model.selection import Selecting
 
 
 class RecurrentLayer(Layer):
@@ -72,7 +72,7 @@ class LatentLayer(Layer):
             latent, norm, queries, absorbed, step.rotations[self._rope], cache, layer, step.slots
         )
         if self.indexer is not None:
-            assert isinstance(plan, SelectingPlan)
+            assert isinstance(plan, Selecting)
             self.indexer(normed, from_, step.rotations[self._rope], cache, layer, step.slots, plan)
         pages = cache.keys[layer]
         attended = plan.attend(pages, pages, queries, self._scores)
@@ -95,6 +95,7 @@ class LatentLayer(Layer):
             heads=config.num_heads,
             sizes=config.latents,
             scores=self._scores,
+            choosing=None if self.indexer is None else self.indexer.choosing(),
         )
         return attending, None
 

@@ -24,7 +24,7 @@ from tandem.common.kept_facts import keep_fact, kept_fact
 from tandem.worker.model.cpu.measured_with import measured_with
 from tandem.worker.model.row_trial import products_ignore_other_rows
 from tandem.worker.model.runner import ModelRunner, Work
-from tandem.worker.model.selection import scores_ignore_company
+from tandem.worker.model.selection import SelectingPlan, scores_ignore_company
 from tandem.worker.model.states import STATELESS_WORK, StateWork
 
 logger = logging.getLogger("tandem.worker.engine")
@@ -93,7 +93,7 @@ def _described(runner: ModelRunner) -> dict[str, object]:
 def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
     """Tells whether a row's bits are the same in any company, also in the steps that `record` has recorded."""
     indexer = runner.model.config.indexer  # which most sequences below are too short for
-    if indexer is not None and not scores_ignore_company(runner.cache, indexer.heads):
+    if indexer is not None and _scores_by_products(runner) and not scores_ignore_company(runner.cache, indexer.heads):
         return False
     trial = _Trial.of(runner)
     if trial is None:
@@ -112,6 +112,15 @@ def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
         return trial.is_alike(itertools.chain(trial.among_decodes(counts), trial.as_drafts()))
     finally:
         trial.clear()
+
+
+def _scores_by_products(runner: ModelRunner) -> bool:
+    """Tells whether a library's products score the tokens that are chosen, and not kernels that compute a row alone."""
+    config, plan = runner.model.config, runner.model.operations.plan
+    return any(
+        isinstance(plan((), runner.cache, config.num_heads, kind), SelectingPlan)
+        for kind in set(config.attention_kinds)
+    )
 
 
 @dataclass(frozen=True, slots=True)

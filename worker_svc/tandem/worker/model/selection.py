@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,51 @@ _TRIED_PAGES = 24  # at start
 Planner = Callable[[Sequence[Segment], KVCache, int, AttentionKind], Plan]
 
 
+@runtime_checkable
+class Selecting(Protocol):
+    """A `Plan` of attention to chosen tokens: a layer chooses before it attends, also for those behind it."""
+
+    @property
+    def chooses(self) -> bool:
+        """Tells whether some token of the step does not see all before it."""
+        ...
+
+    def choose(self, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor) -> None:
+        """Chooses what is seen from now on, by a layer's index keys `[pages, 1, page_size, size]`, which are stored,
+        queries `[N, heads, size]` and what each head weighs, `[N, heads]`."""
+        ...
+
+
+def divided(segments: Sequence[Segment], most: int) -> tuple[list[Segment], list[Segment]]:
+    """Returns those tokens of segments that see all before them, the first `most` of a sequence, and the others."""
+    counts = [min(max(most - each.position, 0), each.length) for each in segments]
+    both = list(zip(segments, counts, strict=True))
+    near = [replace(each, length=count) for each, count in both if count]
+    far = [
+        Segment(each.row + count, each.length - count, each.position + count, each.pages)
+        for each, count in both
+        if count < each.length
+    ]
+    return near, far
+
+
+class Far(NamedTuple):
+    """Tokens of segments, each with its row, its position, and the number of its segment `[rows]`."""
+
+    rows: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    owners: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(segments: Sequence[Segment]) -> Far:
+        lengths = np.array([each.length for each in segments], dtype=np.int64)
+        offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        rows = np.array([each.row for each in segments], dtype=np.int64)
+        positions = np.array([each.position for each in segments], dtype=np.int64)
+        owners = np.repeat(np.arange(len(segments)), lengths)
+        return Far(rows[owners] + offsets, positions[owners] + offsets, owners)
+
+
 class SelectingPlan:
     """Plans one step's attention for all layers, of which one chooses before any attends."""
 
@@ -40,20 +86,11 @@ class SelectingPlan:
         everything = kind._replace(most=0)
         self._cache, self._most, self._size = cache, kind.most, cache.shape.page_size
         self._reader = cache.readers[kind.heads]
-        counts = [min(max(kind.most - each.position, 0), each.length) for each in segments]
-        both = list(zip(segments, counts, strict=True))
-        self._near = plan([replace(each, length=count) for each, count in both if count], cache, num_heads, everything)
-        far = [
-            Segment(each.row + count, each.length - count, each.position + count, each.pages)
-            for each, count in both
-            if count < each.length
-        ]
-        lengths = np.array([each.length for each in far], dtype=np.int64)
-        offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        self._rows = torch.from_numpy(np.repeat([each.row for each in far], lengths).astype(np.int64) + offsets)
-        self._positions = np.repeat([each.position for each in far], lengths).astype(np.int64) + offsets
+        near, far = divided(segments, kind.most)
+        self._near = plan(near, cache, num_heads, everything)
+        tokens = Far.of(far)
+        self._rows, self._positions, self._owner = torch.from_numpy(tokens.rows), tokens.positions, tokens.owners
         self._tiles = self._positions // self._size + 1
-        self._owner = np.repeat(np.arange(len(far)), lengths)
         self._tables = np.zeros((len(far), int(self._tiles.max(initial=1))), dtype=np.int64)
         for table, each in zip(self._tables, far, strict=True):
             pages = each.pages[: len(table)]
@@ -78,12 +115,11 @@ class SelectingPlan:
 
     @property
     def chooses(self) -> bool:
-        """Tells whether some token of the step does not see all before it."""
+        """See `Selecting`."""
         return len(self._rows) > 0
 
     def choose(self, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor) -> None:
-        """Chooses what is seen from now on, by a layer's index keys `[pages, 1, page_size, size]`, which are stored,
-        queries `[N, heads, size]` and what each head weighs, `[N, heads]`."""
+        """See `Selecting`."""
         padding = -queries.shape[1] % ROW_MULTIPLE
         queries = F.pad(queries.index_select(0, self._rows).float(), (0, 0, 0, padding))
         weights = F.pad(weights.index_select(0, self._rows).float(), (0, padding))

@@ -18,7 +18,6 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
         {
             "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
             "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
-            "an indexer": config.indexer is not None,
             "experts beside attention": config.parallel and config.has_experts(layer),
         }
     )

@@ -24,9 +24,11 @@ from tandem.worker.model.cpu.layer_parts import (
     AttendingLatents,
     Behind,
     Carried,
+    Choosing,
     Feeding,
     FeedingExperts,
     Given,
+    IndexerStruct,
     LatentsStruct,
     LayerNorms,
     LayerStruct,
@@ -39,6 +41,7 @@ from tandem.worker.model.cpu.matrices import Matrix, matrices_of
 from tandem.worker.model.cpu.native.layers import ACTIVATIONS, FORMATS, LANES, WORTH_A_THREAD, heads_of, pages_of
 from tandem.worker.model.cpu.operations import NativePlan
 from tandem.worker.model.cpu.recurrence import Carrying, CompiledMoves, carries_on, carrying, serves
+from tandem.worker.model.cpu.selection import NativeSelectingPlan
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Linear
@@ -158,6 +161,9 @@ class CompiledLayer:
             made, channels = self._struct.made, None if cache.key_channels is None else cache.key_channels[index]
             made.key_mean = None if channels is None else channels.mean.data_ptr()
             made.key_scale = None if channels is None else channels.scale.data_ptr()
+            if self._struct.indexer.heads:
+                self._pages.append(pages_of((cache.index_keys[index],)))
+                turn.index_keys = ctypes.addressof(self._pages[-1])
             self._cache = weakref.ref(cache)
         if self._rule is not None:
             assert isinstance(states, CompiledMoves), "a step of a model with states says where they are"
@@ -184,11 +190,13 @@ class CompiledStep:
         rotation: Rotation,
         growth: torch.Tensor | None,
         slots: torch.Tensor,
-        plan: NativePlan,
+        plan: NativePlan | NativeSelectingPlan,
         inputs: torch.Tensor | None,
     ) -> None:
         """`layers`: those of the kind; `inputs`: what all layers are given beside the stream, `[N, layers, size]`."""
         work, rows = plan.work, slots.shape[1]
+        far = plan.far if isinstance(plan, NativeSelectingPlan) else None
+        keys = work.keys + (0 if far is None else far.keys)
         rooms = {name: torch.empty((rows, max(layer.rooms[name] for layer in layers))) for name in ROOMS}
         experts_room = torch.empty(max(layer.experts_room(rows) for layer in layers), dtype=torch.uint8)
         self.normed = rooms["normed"]
@@ -209,10 +217,12 @@ class CompiledStep:
             shares_of_heads=work.shares,
             rows=rows,
             attending=plan.rows,
+            choice=ctypes.addressof(plan.choice) if isinstance(plan, NativeSelectingPlan) else None,
+            far=None if far is None else far.blocks.ctypes.data,
             format=FORMATS[cache.shape.format.name],
             threads=threads,
             attention_threads=threads
-            if work.keys * max(rooms["mixed"].shape[1], rooms["attended"].shape[1]) > WORTH_A_THREAD
+            if keys * max(rooms["mixed"].shape[1], rooms["attended"].shape[1]) > WORTH_A_THREAD
             else 1,
             experts_room=experts_room.data_ptr(),
             inputs=None if inputs is None else inputs.data_ptr(),
@@ -332,6 +342,8 @@ def _attends_latents(layer: LayerStruct, how: AttendingLatents, taken: _Taken, r
     if how.query_latent is not None:
         layer.latents.query_latent = taken.one(how.query_latent)
     layer.scale, layer.cap = how.scores.scale, how.scores.cap
+    if how.choosing is not None:
+        _chooses(layer, how.choosing, taken, rooms)
     rooms |= {
         "first": heads * sizes.query,
         "gates": sizes.query_rank,
@@ -342,6 +354,21 @@ def _attends_latents(layer: LayerStruct, how: AttendingLatents, taken: _Taken, r
         "queries": heads * sizes.size,
         "attended": heads * sizes.size,
     }
+
+
+def _chooses(layer: LayerStruct, how: Choosing, taken: _Taken, rooms: dict[str, int]) -> None:
+    size, heads = taken.lanes(how.sizes.size), how.sizes.heads
+    layer.indexer = IndexerStruct(
+        query=taken.one(how.query),
+        key=taken.one(how.key),
+        weights=(weights := taken.one(how.weights, padded=True)),
+        norm=NormStruct(*(taken.vector(one) for one in how.norm)),
+        heads=heads,
+        size=size,
+        eps=how.eps,
+        scale=how.scale,
+    )
+    rooms |= {"index_keys": size, "index_queries": heads * size, "index_weights": weights.width}
 
 
 def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:

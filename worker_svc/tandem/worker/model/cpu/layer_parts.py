@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import Activation
 from tandem.worker.model.attention import Scores
@@ -24,6 +25,7 @@ PIECES = 3  # of a matrix whose rows are not all stored alike
 ROOMS = (
     *("normed", "first", "gates", "mixed", "beside", "gate_up", "inner", "piece", "room"),
     *("logits", "shares", "given", "input", "latent", "by_head", "of_head", "queries", "attended", "chosen"),
+    *("index_keys", "index_queries", "index_weights"),
 )
 NORMS = ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")
 _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -63,6 +65,16 @@ class LatentsStruct(ctypes.Structure):
     )
 
 
+class IndexerStruct(ctypes.Structure):
+    heads: int
+    _fields_ = (
+        *((name, Matrix) for name in ("query", "key", "weights")),
+        ("norm", NormStruct),
+        *((name, _Size) for name in ("heads", "size")),
+        *((name, _Float) for name in ("eps", "scale")),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     attention: MixingStruct
     state: MixingStruct
@@ -71,6 +83,7 @@ class LayerStruct(ctypes.Structure):
     down: Matrix
     enter_mlp: NormStruct
     latents: LatentsStruct
+    indexer: IndexerStruct
     made: Heads
     sinks: int | None
     hidden: int
@@ -110,6 +123,7 @@ class LayerStruct(ctypes.Structure):
         ("down", Matrix),
         *((name, NormStruct) for name in NORMS),
         ("latents", LatentsStruct),
+        ("indexer", IndexerStruct),
         ("made", Heads),
         ("sinks", _Pointer),
         *((name, _Size) for name in ("hidden", "inner")),
@@ -137,6 +151,7 @@ class StepStruct(ctypes.Structure):
         *((name, _Pointer) for name in (*ROOMS, "experts_room", "inputs")),
         ("input_stride", _Size),
         *((name, _Size) for name in ("rows", "attending")),
+        *((name, _Pointer) for name in ("choice", "far")),
         *((name, _Number) for name in ("format", "threads", "attention_threads")),
     )
 
@@ -148,7 +163,8 @@ class TurnStruct(ctypes.Structure):
     keys: int
     values: int
     state: int
-    _fields_ = tuple((name, _Pointer) for name in ("layer", "step", "keys", "values", "state"))
+    index_keys: int
+    _fields_ = tuple((name, _Pointer) for name in ("layer", "step", "keys", "values", "state", "index_keys"))
 
 
 NormVectors: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # a weight and perhaps a bias, [hidden]
@@ -214,6 +230,18 @@ class Attending(NamedTuple):
     values_are_keys: bool  # before both are finished
 
 
+class Choosing(NamedTuple):
+    """What chooses the tokens that attention over latents looks at: its matrices and norm."""
+
+    query: Linear
+    key: Linear
+    weights: Linear
+    norm: NormVectors
+    eps: float
+    sizes: Indexer
+    scale: float  # of weights
+
+
 class AttendingLatents(NamedTuple):
     """Attention over latents: its matrices and norms."""
 
@@ -228,6 +256,7 @@ class AttendingLatents(NamedTuple):
     heads: int
     sizes: Latents
     scores: Scores
+    choosing: Choosing | None = None
 
 
 class Carried(NamedTuple):

@@ -8,6 +8,7 @@ of a row never depend on the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -19,6 +20,7 @@ from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.cpu.recurrence import CompiledMoves
+from tandem.worker.model.cpu.selection import NativeSelectingPlan
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.linear import HeadLinear
@@ -40,8 +42,11 @@ class NativeOperations(TorchOperations):
     """Compiled where that can be, torch's elsewhere."""
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
-        if cache.device.type != "cpu" or kind.heads.size % layers.LANES or kind.most:
+        if cache.device.type != "cpu" or kind.heads.size % layers.LANES:
             return super().plan(segments, cache, num_heads, kind)
+        if kind.most:
+            work_of = partial(_work_of, cache=cache, num_heads=num_heads, kind=kind)
+            return NativeSelectingPlan(work_of, segments, cache, kind)
         return NativePlan(segments, cache, num_heads, kind)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -125,26 +130,29 @@ def _served(x: torch.Tensor, size: int) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu" and size % layers.LANES == 0
 
 
+def _work_of(segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> layers.AttentionWork:
+    group = num_heads // kind.heads.number
+    # All heads look at one latent: without pieces, a thread would have them all.
+    shares = group // max(part for part in range(1, _PIECE + 1) if group % part == 0) if kind.heads.latent else 1
+    block = max(1, _BLOCK_ROWS // (group // shares))
+    return layers.AttentionWork(
+        blocks=longest_first(cut(segments, block)),
+        tables=page_tables(segments, cache.shape.page_size),
+        most=min(block, max((segment.length for segment in segments), default=1)),
+        keys=sum(segment.length * (segment.position + segment.length) for segment in segments),
+        window=kind.window,
+        shares=shares,
+    )
+
+
 class NativePlan:
     """One step's attention, for all layers."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
         """See `AttentionPlan`."""
         self._format, self._latent = cache.shape.format.name, kind.heads.latent
-        group = num_heads // kind.heads.number
-        # All heads look at one latent: without pieces, a thread would have them all.
-        shares = group // max(part for part in range(1, _PIECE + 1) if group % part == 0) if self._latent else 1
-        block = max(1, _BLOCK_ROWS // (group // shares))
-        lengths = [segment.length for segment in segments]
-        self.rows = sum(lengths)
-        self.work = layers.AttentionWork(
-            blocks=longest_first(cut(segments, block)),
-            tables=page_tables(segments, cache.shape.page_size),
-            most=min(block, max(lengths, default=1)),
-            keys=sum(segment.length * (segment.position + segment.length) for segment in segments),
-            window=kind.window,
-            shares=shares,
-        )
+        self.rows = sum(segment.length for segment in segments)
+        self.work = _work_of(segments, cache, num_heads, kind)
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""

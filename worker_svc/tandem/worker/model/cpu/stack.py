@@ -18,6 +18,7 @@ from tandem.worker.model.attention import Plan
 from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
+from tandem.worker.model.cpu.selection import NativeSelectingPlan
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.operations import Operations, StateMoves
 from tandem.worker.model.rope import Rotation
@@ -60,7 +61,8 @@ class CompiledStack:
         return {
             kind: CompiledStep(some, cache, rotations[kind[1]], growth, slots, plan, inputs)
             for kind, some in self._kinds.items()
-            if isinstance(plan := plans[kind[0]], NativePlan) and slots.shape[1] <= min(each.most_rows for each in some)
+            if isinstance(plan := plans[kind[0]], NativePlan | NativeSelectingPlan)
+            and slots.shape[1] <= min(each.most_rows for each in some)
         }
 
     def run(

@@ -87,7 +87,7 @@ static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, c
     const int digits = digits_in(a), few = rows <= FEW;
     const int64_t chunk = one || few ? size : CHUNK, left = position + tokens - start, keys = left < size ? left : size;
     const int64_t looked_at = (keys + 7) / 8 * 8;
-    const int64_t first = (a->tables[block[3] * a->width + start / size] * a->kv_heads + kv_head) * size;
+    const int64_t first = first_vector(a, block, kv_head, start);
     const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
     const Floats *stored = FORMATS[a->format], *floats = few ? stored : &fp32;
     float *s = room, *w_step = s + rows * width, *tiles = w_step + whole(rows, 16);
@@ -146,24 +146,58 @@ static void end(const Attention *a, const int32_t *block, int64_t head, const Pi
 
 static const Way narrow = {begin, look_at, end};
 
+// Numbers of keys that lay apart and of their constants.
+INLINE int64_t gathered_of(const Attention *a) {
+    const int64_t d = a->head_dim, size = a->page_size;
+    return whole(size * length_of(a->format, d), 64) / 4 + whole(size * constants_of(a->format, d), 16);
+}
+
+// Puts the keys of one page of a block side by side, of which there is one head. The next ones are asked for meanwhile.
+static void gather(const Attention *a, const int32_t *block, int64_t start, const Vector *to) {
+    const int64_t size = a->page_size, left = block[2] + block[1] - start, keys = left < size ? left : size;
+    const int64_t length = length_of(a->format, a->head_dim), constants = constants_of(a->format, a->head_dim);
+    const int32_t *places = a->tables + block[3] * a->width + start;
+    const char *from = a->part[0][0];
+    for (int64_t key = 0; key < keys; key++) {
+        if (key + size < left) ask_for_all(from + places[key + size] * length, length);
+        memcpy((char *)to->numbers + key * length, from + places[key] * length, (size_t)length);
+        if (constants)
+            memcpy((float *)to->constants + key * constants, (const float *)a->part[0][1] + places[key] * constants,
+                   (size_t)constants * sizeof(float));
+    }
+}
+
 // Pieces from `from` to `to` of a block, together: page by page, whose heads lie side by side.
-static void attend(const Attention *a, const Way *way, const int32_t *block, int64_t from, int64_t to, float *room) {
-    const int64_t size = a->page_size, rows = block[1] * a->group, beyond = block[2] + block[1];
-    const int32_t *pages = a->tables + block[3] * a->width;
-    float *rest = room + (to - from) * numbers_of(rows, a->head_dim);
+static void attend(const Attention *all, const Way *way, const int32_t *block, int64_t from, int64_t to, float *room) {
+    const int64_t size = all->page_size, rows = block[1] * all->group, beyond = block[2] + block[1];
+    const int32_t *pages = all->tables + block[3] * all->width;
+    float *rest = room + (to - from) * numbers_of(rows, all->head_dim);
+    const Vector side_by_side = {rest, rest + whole(size * length_of(all->format, all->head_dim), 64) / 4};
+    const Attention *a = all;
+    Attention gathered = *all;
     Piece pieces[TOGETHER];
+    if (all->apart) {
+        for (int n = 0; n < 2; n++)
+            gathered.part[n][0] = side_by_side.numbers, gathered.part[n][1] = side_by_side.constants;
+        gathered.once = 0;
+        rest += gathered_of(all);
+        a = &gathered;
+    }
     for (int64_t head = from; head < to; head++) {
         pieces[head - from] = piece(room + (head - from) * numbers_of(rows, a->head_dim), rows, a->head_dim);
         way->begin(a, block, head, pieces + head - from);
     }
-    for (int64_t start = oldest_seen(a->window, block[2]) / size * size; start < beyond; start += size)
+    for (int64_t start = oldest_seen(a->window, block[2]) / size * size; start < beyond; start += size) {
+        if (a->apart) gather(all, block, start, &side_by_side);
         for (int64_t head = from; head < to; head++) {
             // What comes next: the next head of this page, or the first one of the next page.
             const int ends = head + 1 == to, next = ends && start + size < beyond;
-            const int64_t page = pages[start / size + next], beside = ends ? next ? from : head : head + 1;
-            const int64_t after = (page * a->kv_heads + beside / a->shares) * size;
+            const int64_t page = a->apart ? 0 : pages[start / size + next],
+                          beside = ends ? next ? from : head : head + 1;
+            const int64_t after = a->apart ? 0 : (page * a->kv_heads + beside / a->shares) * size;
             way->look_at(a, block, head / a->shares, pieces + head - from, start, after, rest);
         }
+    }
     for (int64_t head = from; head < to; head++) way->end(a, block, head, pieces + head - from);
 }
 
@@ -180,17 +214,19 @@ int tandem_allow_wide_attention(int allowed) {
     return wide_is_there();
 }
 
-// `most` is the largest number of tokens in a block. Returns 0, or 1 without memory.
+// `most` is the largest number of tokens in a block. Keys that lie `apart` have one head and are values too. Returns 0, or
+// 1 without memory.
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
-                     int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
-                     int64_t shares, int64_t head_dim, int64_t value_dim, int64_t page_size, int64_t window,
-                     float scale, float cap, const float *sinks, int threads) {
+                     int64_t table_width, int apart, const float *q, int64_t stride, float *out, int64_t kv_heads,
+                     int64_t group, int64_t shares, int64_t head_dim, int64_t value_dim, int64_t page_size,
+                     int64_t window, float scale, float cap, const float *sinks, int threads) {
     const Attention a = {{{keys, key_constants}, {values, value_constants}},
                          format,
                          blocks,
                          tables,
                          table_width,
+                         apart,
                          q,
                          stride,
                          out,
@@ -205,10 +241,14 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          cap,
                          sinks,
                          count == 1};
-    const int64_t rows = most * group, pieces = kv_heads * shares, share = (pieces + threads - 1) / threads;
+    // Each thread that has pieces of a block puts the block's keys side by side for itself.
+    const int whole_blocks = apart && count >= 2 * threads;
+    const int64_t rows = most * group, pieces = kv_heads * shares;
+    const int64_t share = whole_blocks ? pieces : (pieces + threads - 1) / threads;
     const int64_t few = numbers_of(rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER, head_dim);
     const int64_t several = at_once(ROWS_TOGETHER, share) * few, many = numbers_of(rows, head_dim);
-    const int64_t numbers = (several > many ? several : many) + room_of(rows, head_dim, page_size);
+    const int64_t numbers =
+        (several > many ? several : many) + room_of(rows, head_dim, page_size) + (apart ? gathered_of(&a) : 0);
     const int64_t parts = (pieces + share - 1) / share;
     const int there = format == FP8 ? wide_fp8_is_there() : wide_is_there();
     const Way *way = wide_allowed && there ? &wide_attention : &narrow;

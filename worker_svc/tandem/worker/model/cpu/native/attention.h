@@ -8,8 +8,9 @@ typedef struct {
     const void *part[2][2];  // of keys, of values: [pages, kv_heads, page_size, ...]
     int format;
     const int32_t *blocks;  // [blocks, 6]: first row, tokens, first position, row of `tables`, -, -
-    const int32_t *tables;  // [sequences, width]
+    const int32_t *tables;  // [sequences, width] pages; where keys lie `apart`, places of single ones
     int64_t width;
+    int apart;
     const float *q;  // [rows, heads, head_dim], rows `stride` apart
     int64_t stride;
     float *out;  // [rows, heads * head_dim]
@@ -86,6 +87,12 @@ INLINE int64_t oldest_seen(int64_t window, int64_t place) {
 INLINE Vector vectors(const Attention *a, int which, int64_t first) {
     const Vector all = {a->part[which][0], a->part[which][1]};
     return vector(a->format, all, first, a->head_dim);
+}
+
+// The first vector of the page of keys that begins at position `start`. Those that lie apart were put side by side.
+INLINE int64_t first_vector(const Attention *a, const int32_t *block, int64_t kv_head, int64_t start) {
+    if (a->apart) return 0;
+    return (a->tables[block[3] * a->width + start / a->page_size] * a->kv_heads + kv_head) * a->page_size;
 }
 
 // What is asked for while others are computed with: the numbers of a page's keys or values; their constants at once.

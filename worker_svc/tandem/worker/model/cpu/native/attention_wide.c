@@ -104,7 +104,7 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
     const int digits = digits_in(a), few = rows <= FEW_WIDE;
     const int64_t chunk = one || few ? size : CHUNK, left = position + tokens - start, keys = left < size ? left : size;
     const int64_t looked_at = whole(keys, 16);
-    const int64_t first = (a->tables[block[3] * a->width + start / size] * a->kv_heads + kv_head) * size;
+    const int64_t first = first_vector(a, block, kv_head, start);
     const float *k_scale = (const float *)a->part[0][1] + first, *v_scale = (const float *)a->part[1][1] + first;
     const WideFloats *stored = WIDE_FORMATS[a->format], *floats = few ? stored : &wide_attention_plain;
     const int64_t step = few ? 1 : numbers_at_once(a->format);  // what is made plain is filled up

@@ -26,6 +26,14 @@ typedef struct {
     float eps;  // of both norms
 } Latents;
 
+// What chooses the tokens that attention over latents looks at (`indexer.py`), if there are heads.
+typedef struct {
+    Matrix query, key, weights;
+    Norm norm;
+    int64_t heads, size;
+    float eps, scale;  // scale: of weights
+} Indexer;
+
 // What follows what mixes tokens.
 enum { NOTHING = 0, IN_THE_CALL = 1, THE_CALLERS = 2 };
 
@@ -36,6 +44,7 @@ typedef struct {
     // What comes into a part is normalized, or as it is; the same of what comes out. No weight: as it is.
     Norm enter_attention, leave_attention, enter_mlp, leave_mlp;
     Latents latents;
+    Indexer indexer;
     Heads made;  // of attention's first product; of latents, how they are stored
     const float *sinks;
     int64_t hidden, inner;
@@ -73,10 +82,15 @@ typedef struct {
     float *logits, *shares, *given, *input;
     float *latent, *by_head, *of_head, *queries, *attended;  // of attention over latents
     int64_t *chosen;
+    float *index_keys, *index_queries, *index_weights;
     void *experts_room;
     const float *inputs;  // [rows, input_stride], what layers are given beside the stream
     int64_t input_stride;
     int64_t rows, attending;
+    // Of layers over chosen tokens, else 0: what is chosen for rows that do not see all before them, and their blocks; the
+    // blocks above are the others'.
+    const Choice *choice;
+    const int32_t *far;
     int32_t format, threads, attention_threads;
 } Step;
 
@@ -164,9 +178,9 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
     if (l->grows) grow(s->first, stride, heads * d, s);
     if (s->attending != s->rows) memset(s->mixed, 0, (size_t)(s->rows * heads * d) * sizeof(float));
     const int failed = tandem_attention(keys->numbers, keys->constants, values->numbers, values->constants, s->format,
-                                        s->blocks, s->count, s->most, s->tables, s->width, s->first, stride, s->mixed,
-                                        h->stored_heads, heads / h->stored_heads, 1, d, d, s->page_size, s->window,
-                                        l->scale, l->cap, l->sinks, s->attention_threads);
+                                        s->blocks, s->count, s->most, s->tables, s->width, 0, s->first, stride,
+                                        s->mixed, h->stored_heads, heads / h->stored_heads, 1, d, d, s->page_size,
+                                        s->window, l->scale, l->cap, l->sinks, s->attention_threads);
     if (l->gated) tandem_gate_by_sigmoid(s->mixed, s->first + all, s->rows, heads * d, stride, s->threads);
     return failed;
 }
@@ -212,7 +226,42 @@ static void place_latent(const Layer *l, const Step *s, const Pages *keys, int64
     }
 }
 
-static int attend_latents(const Layer *l, const Step *s, const float *entering, const Pages *keys) {
+// The first `rotated` numbers of each of `count` vectors of a row are turned where they are.
+static void turn_first(const Layer *l, const Step *s, float *x, int64_t count, int64_t row) {
+    const int64_t rotated = l->latents.rotated, size = l->indexer.size;
+    const float *cos = s->cos + row * rotated, *sin = s->sin + row * rotated;
+    float turned[MOST_ROTATED];
+    for (int64_t n = 0; n < count; n++) {
+        float *vector = x + (row * count + n) * size;
+        turn(vector, cos, sin, turned, rotated);
+        memcpy(vector, turned, (size_t)rotated * sizeof(float));
+    }
+}
+
+// Index keys are stored, and tokens chosen by them for this layer and those behind it that have no indexer. `from`: what
+// queries are made of.
+static int choose_tokens(const Layer *l, const Step *s, const float *entering, const float *from, const Pages *keys) {
+    const Indexer *by = &l->indexer;
+    product(&by->key, entering, s->index_keys, s);
+    tandem_add_layer_norm(s->index_keys, 0, by->norm.weight, by->norm.bias, s->index_keys, s->rows, by->size, by->eps,
+                          s->threads);
+    for (int64_t row = 0; row < s->rows; row++) {
+        turn_first(l, s, s->index_keys, 1, row);
+        tandem_store(s->index_keys + row * by->size, keys, s->slots[row] * s->page_size + s->slots[s->rows + row],
+                     by->size, s->choice->format);
+    }
+    if (!s->choice->count) return 0;
+    product(&by->query, from, s->index_queries, s);
+    product(&by->weights, entering, s->index_weights, s);
+#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
+    for (int64_t row = 0; row < s->rows; row++) turn_first(l, s, s->index_queries, by->heads, row);
+    const Scored scored = {keys->numbers, s->index_queries,       s->index_weights, by->heads,
+                           by->size,      width_of(&by->weights), by->scale};
+    return tandem_choose(s->choice, &scored, s->threads);
+}
+
+static int attend_latents(const Layer *l, const Step *s, const float *entering, const Pages *keys,
+                          const Pages *index_keys) {
     const Latents *a = &l->latents;
     const Heads *h = &l->made;
     const int64_t d = a->rank + a->rotated, group = a->heads / s->shares_of_heads, width = width_of(a->value_up);
@@ -228,11 +277,18 @@ static int attend_latents(const Layer *l, const Step *s, const float *entering, 
     if (failed) return failed;
 #pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
     for (int64_t row = 0; row < s->rows; row++) place_latent(l, s, keys, row);
+    if (l->indexer.heads) failed |= choose_tokens(l, s, entering, from, index_keys);
+    if (failed) return failed;
     if (s->attending != s->rows) memset(s->attended, 0, (size_t)(s->rows * a->heads * d) * sizeof(float));
     failed = tandem_attention(keys->numbers, keys->constants, keys->numbers, keys->constants, s->format, s->blocks,
-                              s->count, s->most, s->tables, s->width, s->queries, a->heads * d, s->attended, 1, group,
-                              s->shares_of_heads, d, a->rank, s->page_size, s->window, l->scale, l->cap, 0,
+                              s->count, s->most, s->tables, s->width, 0, s->queries, a->heads * d, s->attended, 1,
+                              group, s->shares_of_heads, d, a->rank, s->page_size, s->window, l->scale, l->cap, 0,
                               s->attention_threads);
+    if (s->choice && s->choice->count)
+        failed |= tandem_attention(keys->numbers, keys->constants, keys->numbers, keys->constants, s->format, s->far,
+                                   s->choice->count, 1, s->choice->chosen, s->choice->most, 1, s->queries, a->heads * d,
+                                   s->attended, 1, group, s->shares_of_heads, d, a->rank, s->page_size, s->window,
+                                   l->scale, l->cap, 0, s->attention_threads);
     for (int64_t i = 0; h->key_scale && i < s->rows * a->heads; i++)
         for (int64_t n = 0; n < a->rank; n++)
             s->attended[i * d + n] = s->attended[i * d + n] * h->key_scale[n] + h->key_mean[n];
@@ -326,11 +382,12 @@ static void finish(const Layer *l, const Step *s, float *x, float *delta) {
 
 // What attention gives, or a state, or the sum of both.
 static int mix(const Layer *l, const Step *s, const float *entering, float *out, const Pages *keys, const Pages *values,
-               Carrying *state) {
+               const Pages *index_keys, Carrying *state) {
     const int attends = l->attention.output.outputs > 0;
     int failed = 0;
     if (attends) {
-        failed = l->latents.heads ? attend_latents(l, s, entering, keys) : attend(l, s, entering, keys, values);
+        failed =
+            l->latents.heads ? attend_latents(l, s, entering, keys, index_keys) : attend(l, s, entering, keys, values);
         product(&l->attention.output, s->mixed, out, s);
         scale(out, l->attention.by, s, l->hidden, l->hidden);
     }
@@ -350,6 +407,7 @@ typedef struct {
     const Step *step;
     const Pages *keys, *values;
     Carrying *state;
+    const Pages *index_keys;
 } Turn;
 
 // x [rows, hidden] and `delta`, which is still to be added to it, before the layer (unless `begins`) and after it.
@@ -359,7 +417,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
     const float *entering = enter(l, s, x, begins ? 0 : delta, &l->enter_attention);
     int failed = 0;
     if (turn->state || l->attention.output.outputs) {
-        failed = mix(l, s, entering, delta, turn->keys, turn->values, turn->state);
+        failed = mix(l, s, entering, delta, turn->keys, turn->values, turn->index_keys, turn->state);
         leave(l, s, delta, &l->leave_attention);
         if (l->feeds == NOTHING) return failed;
         if (l->parallel) {

@@ -63,11 +63,12 @@ class AttentionWork:
     """Which queries look at what; see `attention.c` and `paged_plan.py`."""
 
     blocks: npt.NDArray[np.int32]  # [B, 6]
-    tables: npt.NDArray[np.int32]  # [sequences, width]
+    tables: npt.NDArray[np.int32]  # [sequences, width] pages; where keys lie `apart`, places of single ones
     most: int  # tokens in a block
     keys: int  # that all blocks' tokens look at, each counted for itself
     window: int
     shares: int = 1  # pieces of work that the queries of a kv head are divided into
+    apart: bool = False
 
 
 def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -165,6 +166,44 @@ def heads_of(
     )
 
 
+def allow_wide_scores(allowed: bool) -> bool:
+    """Whether tokens may be scored by AVX-512 from now on, as they are at first; whether the processor has it. For
+    comparisons: the bits are the same."""
+    return bool(calls().tandem_allow_wide_scores(allowed))
+
+
+class Choice(ctypes.Structure):
+    """Tokens that are chosen for rows of a step, as the library takes them."""
+
+    count: int
+    _fields_ = (
+        *((name, _POINTER) for name in ("rows", "positions", "owners", "tables", "chosen")),
+        *((name, _SIZE) for name in ("count", "most", "width", "page_size", "most_scores")),
+        ("format", ctypes.c_int32),
+    )
+
+
+class Scored(ctypes.Structure):
+    """By what tokens are chosen, as the library takes it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("keys", "queries", "weights")),
+        *((name, _SIZE) for name in ("heads", "size", "weights_stride")),
+        ("scale", ctypes.c_float),
+    )
+
+
+def choose(choice: Choice, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor) -> None:
+    """Chooses by a layer's index keys `[pages, 1, page_size, size]`, and by all rows' queries `[N, heads, size]` and
+    what each weighs `[N, heads]`, contiguous float32 both."""
+    scored = Scored(
+        keys.data_ptr(), queries.data_ptr(), weights.data_ptr(), *queries.shape[1:], weights_stride=weights.stride(0)
+    )
+    scored.scale = 1.0
+    if calls().tandem_choose(ctypes.addressof(choice), ctypes.addressof(scored), torch.get_num_threads()):
+        raise MemoryError("no memory for the scores of tokens")
+
+
 def pages_of(parts: Parts) -> Pages:
     """One layer's keys or values, which must outlive it."""
     return Pages(parts[0].data_ptr(), parts[-1].data_ptr())
@@ -200,12 +239,20 @@ def rotate_and_store(
 
 
 def attention(
-    work: AttentionWork, format_name: str, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores, latent: int = 0
+    work: AttentionWork,
+    format_name: str,
+    keys: Parts,
+    values: Parts,
+    q: torch.Tensor,
+    scores: Scores,
+    latent: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no block hold anything. Unless
-    `latent` is 0, values are the first so many numbers, and the others of what is given are 0."""
+    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages, to `out`; rows of no block keep what they
+    have there, or hold anything. Unless `latent` is 0, values are the first so many numbers, and the others of what is
+    given are 0."""
     rows, heads, head_dim = q.shape
-    out = torch.empty((rows, heads, head_dim))
+    out = torch.empty((rows, heads, head_dim)) if out is None else out
     kv_heads, page_size = keys[0].shape[1:3]
     pages = [pages_of(parts) for parts in (keys, values)]
     failed = calls().tandem_attention(
@@ -216,6 +263,7 @@ def attention(
         work.most,
         work.tables.ctypes.data,
         work.tables.shape[1],
+        work.apart,
         q.data_ptr(),
         q.stride(0),
         out.data_ptr(),

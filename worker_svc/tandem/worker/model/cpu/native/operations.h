@@ -52,9 +52,30 @@ void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const f
 void tandem_store(const float *from, const Pages *pages, int64_t place, int64_t count, int format);
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
-                     int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
-                     int64_t shares, int64_t head_dim, int64_t value_dim, int64_t page_size, int64_t window,
-                     float scale, float cap, const float *sinks, int threads);
+                     int64_t table_width, int apart, const float *q, int64_t stride, float *out, int64_t kv_heads,
+                     int64_t group, int64_t shares, int64_t head_dim, int64_t value_dim, int64_t page_size,
+                     int64_t window, float scale, float cap, const float *sinks, int threads);
+
+// Tokens that are chosen for rows of a step (`cpu/selection.py`), and where they are put: their numbers in the cache.
+typedef struct {
+    const int64_t *rows;                // [count], of the step
+    const int32_t *positions, *owners;  // [count]; owners: which row of `tables`
+    const int32_t *tables;              // [sequences, width]
+    int32_t *chosen;                    // [count, most]
+    int64_t count, most, width, page_size;
+    int64_t most_scores;  // that are kept at once, but for those of one row
+    int32_t format;       // of index keys
+} Choice;
+
+// By what tokens are chosen: index keys [pages, page_size, size], and all rows' queries [rows, heads, size] and weights.
+typedef struct {
+    const void *keys;
+    const float *queries, *weights;
+    int64_t heads, size, weights_stride;
+    float scale;  // what weights are multiplied by
+} Scored;
+
+int tandem_choose(const Choice *c, const Scored *by, int threads);
 
 // How a row's experts are chosen (`layer_parts.Experts`).
 typedef struct {
