@@ -17,7 +17,6 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.gguf import CONVERTED as TO_GGUF
-from tandem.worker.engine.process.device import not_on_a_gpu
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,7 +33,6 @@ COLUMNS = (
     "Meta's layout",
     "converts to",
     "one call a layer on a CPU",
-    "on a GPU",
     "compared with",
 )
 HEAD = f"| {' | '.join(COLUMNS)} |\n" + "|---" * len(COLUMNS) + "|\n"
@@ -56,7 +54,6 @@ def rows() -> Iterator[str]:
             "yes" if each.name in META else "no",
             ", ".join(written),
             called(models[each.name]),
-            f"no: {missing}" if (missing := not_on_a_gpu(models[each.name])) else "yes",
             f"transformers, {cases[each.class_name]} shapes",
         )
         yield f"| {' | '.join(columns)} |\n"

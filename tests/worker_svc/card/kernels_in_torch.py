@@ -219,6 +219,43 @@ def _head_product(a: Any, grid: Grid) -> None:
     a.out.copy_(torch.einsum("nhi,hoi->nho", a.x.float(), a.w.float()))
 
 
+def _token_places(a: Any, row: int, end: int) -> torch.Tensor:
+    """Where the first `end` tokens of a row's sequence are stored."""
+    assert a.rows.dtype == a.tables.dtype == torch.int32
+    pages = a.tables.view(-1)[int(a.rows[row, 1]) :][: -(-end // a.PAGE)]
+    assert len(pages) == -(-end // a.PAGE), "pages that are not there"
+    return (pages[:, None] * a.PAGE + torch.arange(a.PAGE)).view(-1)[:end]
+
+
+def _index_scores(a: Any, grid: Grid) -> None:
+    count, scores = grid[0], a.scores.view(-1, a.width)
+    assert len(grid) == 2 and a.queries.shape == (count, a.HEADS, a.D) and a.weights.shape == (count, a.HEADS)
+    assert a.rows.shape == (count, 2) and len(scores) == count and scores.dtype == torch.int32
+    keys = a.keys.view(-1, a.D)
+    for row in range(count):
+        position = int(a.rows[row, 0])
+        if position < a.most:
+            continue
+        assert position < a.width
+        places = _token_places(a, row, position + 1).long()
+        assert int(places.max()) < len(keys) - a.PAGE, "tokens of the padding page"
+        products = keys[places].float() @ a.queries[row].float().T
+        found = (products.clamp(min=0) @ a.weights[row]).nan_to_num(nan=torch.finfo(torch.float32).min) + 0.0
+        bits = found.view(torch.int32)
+        scores[row, : position + 1] = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _choose_places(a: Any, grid: Grid) -> None:
+    count, scores = grid[0], a.scores.view(-1, a.width)
+    assert len(grid) == 1 and a.rows.shape == (count, 2) and a.places.shape == (count, a.most)
+    for row in range(count):
+        end = int(a.rows[row, 0]) + 1
+        chosen = torch.arange(end)
+        if end > a.most:
+            chosen = scores[row, :end].long().sort(descending=True, stable=True).indices[: a.most].sort().values
+        a.places[row, : len(chosen)] = _token_places(a, row, end)[chosen]
+
+
 def _softmax(
     a: Any, block: list[int], kv_head: int, first: int, end: int, window: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -482,7 +519,7 @@ KERNELS: dict[str, Callable[[Any, Grid], None]] = {
     each.__name__: each
     for each in (
         _add_norm, _swiglu, _swiglu_float8, _survey, _decide, _add_at, _store, _attend, _prefill,
-        _store_latents, _head_product,
+        _store_latents, _head_product, _index_scores, _choose_places,
         _quantized_product,
         _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _words_product,
         _int8_expert_product, _words_expert_product,

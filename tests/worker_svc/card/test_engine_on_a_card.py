@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
 from tandem.worker.checkpoints.model_config import KVHeads
@@ -118,9 +119,10 @@ def assert_alike(one: Answers, other: Answers) -> None:
 
 
 BOTH_MODES = [("usual", True), ("usual", False), ("latents", False), ("latents", True)]
+BOTH_MODES += [("latents of chosen tokens", False), ("latents of chosen tokens", True)]
 
 
-@pytest.mark.parametrize(("kind", "reproducible"), some(BOTH_MODES, *BOTH_MODES[:3]))
+@pytest.mark.parametrize(("kind", "reproducible"), some(BOTH_MODES, *BOTH_MODES[:3], BOTH_MODES[4]))
 def test_answers_are_those_of_a_processor(kind: str, reproducible: bool, card: VirtualCard) -> None:
     model = MODELS.get(kind, MODEL)
     engine = built(model=model, reproducible=reproducible, kv_cache_tokens=12 * 8)
@@ -432,6 +434,9 @@ MODELS = {
         ),
     ),
     "latents": replace(MODEL, num_heads=5, **OVER_LATENTS),
+    "latents of chosen tokens": replace(
+        MODEL, num_heads=5, **OVER_LATENTS, num_layers=3, indexer=Indexer(heads=6, size=16, most=11, layers=(0, 2))
+    ),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
     "experts in groups, a shared one": replace(
         MODEL, experts=Experts(4, 2, 32, False, (), "sigmoid", True, 2, 2, 1.5, shared_size=16, shared_router=True)
@@ -451,6 +456,7 @@ MODELS = {
         "chunks, layers without positions, norms without weights",
         "experts in groups, a shared one",
         "layers of one part, experts without a gate",
+        "latents of chosen tokens",
     ),
 )
 def test_models_of_every_kind_answer_as_on_a_processor(kind: str, card: VirtualCard) -> None:
@@ -475,6 +481,7 @@ def test_experts_that_cannot_be_joined_are_computed_one_after_the_other(
 FEW_BITS: dict[str, dict[str, object]] = {
     **{f"pages of {name}": {"kv_cache_dtype": name} for name in ("fp8", "int8", "int6", "int4")},
     **{f"latents in {name}": {"kv_cache_dtype": name, "kind": "latents"} for name in ("fp8", "int8", "int6", "int4")},
+    "chosen latents in int8": {"kv_cache_dtype": "int8", "kind": "latents of chosen tokens"},
     "latents, int4": {"quantize": "int4", "dtype": "bfloat16", "reproducible": True, "kind": "latents"},
     **{
         f"{name}{', reproducible' * same}": {"quantize": name, "dtype": "bfloat16", "reproducible": same}

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.engine.process.build import served_config
 from tandem.worker.engine.process.config import BuildError, EngineConfig
-from tandem.worker.engine.process.device import require_computed, require_kv_format
+from tandem.worker.engine.process.device import require_kv_format
 from tests.worker_svc.checkpoints.test_model_config import GOOD
 
 
@@ -42,13 +40,3 @@ def test_a_cache_that_heads_of_this_size_cannot_have_is_refused(size: int, serve
     if "int6" not in served:
         with pytest.raises(BuildError, match=f"int6 needs heads of a multiple of 4 numbers, .* some of {size}; use"):
             require_kv_format("int6", cpu, model)
-
-
-def test_a_gpu_refuses_an_indexer_by_name() -> None:
-    sizes = Latents(rank=8, rotated=4, unrotated=4, value=4, query_rank=8)
-    latent = replace(GOOD, num_kv_heads=1, head_dim=sizes.size, rotary_dim=sizes.rotated, latents=sizes)
-    indexed = replace(latent, indexer=Indexer(heads=2, size=8, most=4, layers=(0,)))
-    for device, model in (("cpu", indexed), ("cuda", latent)):
-        require_computed(torch.device(device), model)
-    with pytest.raises(BuildError, match=f"{GOOD.architecture} has an indexer, .* set device to cpu"):
-        require_computed(torch.device("cuda"), indexed)

@@ -50,6 +50,7 @@ from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.quantization import quantize
 from tandem.worker.model.recurrence import Rule
+from tandem.worker.model.selection import Selecting
 from tandem.worker.model.short_convolution import ConvolutionRule
 from tandem.worker.model.states import StateCache, StatePlan, StateShape, StateWork
 from tandem.worker.model.unfinished import FINISHED, Unfinished
@@ -154,7 +155,7 @@ def latents(case: Case) -> None:
     operations = TritonOperations(264, reproducible=same, float32=dtype == torch.float32)
     operations.float32_rows = FLOAT32_ROWS
     pages = 4096 // case.page_size
-    shape = CacheShape((KVHeads(1, case.head_dim, rank),), pages, case.page_size, case.stored)
+    shape = CacheShape((KVHeads(1, case.head_dim, rank, 128),), pages, case.page_size, case.stored)
     channels = [KeyChannels(*torch.zeros(2, 1, case.head_dim))] if case.stored.normalizes_keys else None
     cache, held = KVCache(shape, "cpu", channels), np.arange(pages)
     segments = [Segment(0, 1, 4000, held), Segment(1, 200, 300, held)]
@@ -170,10 +171,14 @@ def latents(case: Case) -> None:
     absorbed = of_queries(projected[..., :128]).view(201, case.heads, rank)
     slots = torch.zeros(2, 201, dtype=torch.int64)
     q = operations.store_latents(latent, (weight, 1e-6), projected, absorbed, rotation, cache, 0, slots)
-    kind = AttentionKind(0, shape.heads[0])
+    kind = AttentionKind(0, shape.heads[0]._replace(index_size=0))
     for some in ([segments[0]], segments):
         plan = operations.plan(some, cache, case.heads, kind)
         of_values(plan.attend(cache.keys[0], cache.values[0], q, Scores(1.0)))
+    chosen = operations.plan(segments, cache, case.heads, kind._replace(most=2048))
+    assert isinstance(chosen, Selecting)
+    chosen.choose(cache.index_keys[0], torch.zeros(201, 64, 128, dtype=dtype), torch.zeros(201, 64))
+    chosen.attend(cache.keys[0], cache.values[0], q, Scores(1.0))
 
 
 def experts(case: Case, kinds: Sequence[Quantization | None], *numbers_of_tokens: int) -> None:

@@ -66,6 +66,7 @@ def test_every_card_that_is_served_takes_what_it_is_given(
     assert sorted(card["capability"] for card in cards) == (every if flags else [[8, 6]])
     for card in cards:
         assert card["shared"].keys() >= {"_store", "_attend", "_prefill", "_store_latents", "_head_product"}
+        assert card["shared"].keys() >= {"_index_scores", "_choose_places"}
         assert card["shared"].keys() >= {"_product", "_expert_product", "_arrange"}
         if flags:
             assert card["shared"].keys() >= {"_words_expert_product", "_enter", "_recur", "_leave", "_keep"}

@@ -27,7 +27,6 @@ from tandem.worker.engine.process.device import (
     choose_dtype,
     choose_operations,
     fitting,
-    require_computed,
     require_kv_format,
 )
 from tandem.worker.engine.scheduler import SchedulerLimits
@@ -107,7 +106,6 @@ def build_engine(
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
-    require_computed(device, served)
     require_kv_format(config.kv_cache_dtype, device, served)
     model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
     shape, draft_shape, state_shape = cache_shapes(config, model, draft, dtype, device, ranks)
@@ -247,7 +245,6 @@ def _draft_model(
             f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
             f"the model in {config.model} one of {large.vocab_size}; they must be the same"
         )
-    require_computed(device, checkpoint.config)
     if checkpoint.config.recurrence is not None:
         raise BuildError(f"draft_model {config.draft_model} has layers with states; all of its must have attention")
     with fitting("the draft model's weights", "serve without draft_model"):

@@ -85,17 +85,6 @@ def require_kv_format(name: str, device: torch.device, model: ModelConfig) -> No
         )
 
 
-def not_on_a_gpu(model: ModelConfig) -> str:
-    """Names what of a model a GPU does not compute; empty where it computes all."""
-    return "" if model.indexer is None else "an indexer"
-
-
-def require_computed(device: torch.device, model: ModelConfig) -> None:
-    """Raises BuildError for a model that the device does not compute."""
-    if device.type == "cuda" and (missing := not_on_a_gpu(model)):
-        raise BuildError(f"{model.architecture} has {missing}, which is computed on a CPU alone; set device to cpu")
-
-
 def free_memory(device: torch.device) -> int:
     """Returns the bytes that are free on the device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.free_memory()

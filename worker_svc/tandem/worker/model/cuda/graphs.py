@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.worker.model.attention import Segment
+from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.model.attention import Plan, Segment
 from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials, matrix_rows
+from tandem.worker.model.cuda.kernels.selection import Rows
 from tandem.worker.model.cuda.operations import (
     JOBS_PER_LANE,
     KernelPlan,
@@ -29,6 +31,7 @@ from tandem.worker.model.cuda.operations import (
     Sizes,
     TritonOperations,
 )
+from tandem.worker.model.cuda.selection import KernelSelectingPlan, listed, scores_room
 from tandem.worker.model.cuda.states import KernelMoves, StateArrays
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.paged_plan import cut, divide, page_tables, tables_from
@@ -112,6 +115,15 @@ class StepInputs:
             shapes["owners"] = ((STATES_PER_ROW * rows,), torch.int32)
             width = states.shape.sizes.channels + states.shape.sizes.factors
             self._room = torch.empty((STATES_PER_ROW * rows, width), device=device)
+        context = min(-(-config.context_length // self._page_size), cache.shape.pages) * self._page_size
+        self._places_of: dict[AttentionKind, torch.Tensor] = {}
+        self._scores: dict[AttentionKind, torch.Tensor] = {}
+        for kind in self._kinds:
+            if kind.most:
+                numbers: dict[str, Any] = {"dtype": torch.int32, "device": device}
+                self._places_of[kind] = torch.empty((rows, kind.most), **numbers)
+                self._scores[kind] = torch.empty(scores_room(rows, context), **numbers)
+                shapes[f"rows {kind}"] = ((rows, 2), torch.int32)
         for kind, lanes in self._lanes.items():
             shapes[f"blocks {kind}"] = ((rows, 6), torch.int32)
             shapes[f"jobs {kind}"] = ((rows + lanes * JOBS_PER_LANE, 4), torch.int32)
@@ -157,7 +169,12 @@ class StepInputs:
         slots[1, count:] = np.arange(rows - count) % size
         arrays["tables"][: tables.size] = tables.reshape(-1)
         for kind, lanes in self._lanes.items():
-            blocks = tables_from(cut(segments, _block(self._sizes[kind])), tables)
+            if kind.most:
+                rows_of, blocks = listed(segments, tables.shape[1], kind.most)
+                arrays[f"rows {kind}"][:count] = rows_of
+                arrays[f"rows {kind}"][count:rows] = (-1, 0)
+            else:
+                blocks = tables_from(cut(segments, _block(self._sizes[kind])), tables)
             divided, jobs, _ = divide(blocks, self._operations.split, kind.window, lanes, lanes * JOBS_PER_LANE)
             arrays[f"blocks {kind}"][: len(divided)] = divided
             arrays[f"blocks {kind}"][len(divided) : rows] = 0  # no queries and no partials
@@ -173,15 +190,24 @@ class StepInputs:
     def run(self, model: Transformer, cache: KVCache, rows: int) -> torch.Tensor:
         """Does one forward pass over the first `rows` rows: logits `[rows, vocabulary]`."""
         there = self._places.there
-        plans = {}
+        plans: dict[AttentionKind, Plan] = {}
         for kind, sizes in self._sizes.items():
             blocks, jobs, number = (there[f"{name} {kind}"] for name in ("blocks", "jobs", "number"))
+            queries = 1 if kind.most else max(_block(sizes), self._operations.queries(sizes, 1))
+            tables = self._places_of[kind] if kind.most else there["tables"]
             launch = PagedLaunch(
-                sizes, PagedWork(there["tables"], blocks[:rows], jobs, number), self._partials[kind.heads],
-                max(_block(sizes), self._operations.queries(sizes, 1)), self._operations.split, kind.window,
-                self._operations.programs_for(sizes),
+                sizes, PagedWork(tables, blocks[:rows], jobs, number), self._partials[kind.heads], queries,
+                self._operations.split, kind.window, self._operations.programs_for(sizes),
             )  # fmt: skip
             plans[kind] = KernelPlan([launch], sizes.stored.value)
+            if kind.most:
+                plans[kind] = KernelSelectingPlan(
+                    plans[kind],
+                    Rows(there[f"rows {kind}"][:rows], there["tables"]),
+                    tables[:rows],
+                    self._scores[kind],
+                    self._operations.programs,
+                )
         slots = there["slots"][: 2 * rows].view(2, rows)
         moves = None
         if self._states is not None:

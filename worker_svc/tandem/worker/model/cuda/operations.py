@@ -34,10 +34,12 @@ from tandem.worker.model.cuda.kernels.paged_attention import (
     paged_attention,
 )
 from tandem.worker.model.cuda.kernels.prefill import prefill_attention
+from tandem.worker.model.cuda.kernels.selection import Rows
 from tandem.worker.model.cuda.kernels.store import rotate_and_store
 from tandem.worker.model.cuda.kernels.swiglu import swiglu, swiglu_float8
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT6, INT8, Block, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
+from tandem.worker.model.cuda.selection import KernelSelectingPlan, listed, scores_room
 from tandem.worker.model.cuda.states import KernelMoves, StateArrays
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
@@ -242,6 +244,8 @@ class TritonOperations:
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
         sizes, window = self.sizes(cache, num_heads, kind.heads), kind.window
+        if kind.most:
+            return self._selecting(segments, sizes, cache, kind.most)
         short = [s for s in segments if self.reproducible or s.length <= VERIFIED]
         long = [s for s in segments if not self.reproducible and s.length > VERIFIED]
         launches: list[Launch] = []
@@ -250,6 +254,22 @@ class TritonOperations:
         if long:
             launches.append(self._prefill(long, sizes, cache, kind))
         return KernelPlan(launches, sizes.stored.value)
+
+    def _selecting(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, most: int) -> KernelSelectingPlan:
+        lanes, tables = self.lanes(sizes), page_tables(segments, sizes.page_size)
+        rows, listed_blocks = listed(segments, tables.shape[1], most)
+        blocks, jobs, count = divide(listed_blocks, self.split, 0, lanes, lanes * JOBS_PER_LANE)
+        tables_there, rows_there, blocks_there, jobs_there, num_jobs = _to(
+            cache.device, tables, rows, blocks, jobs, np.array([len(jobs)], dtype=np.int32)
+        )
+        places = torch.empty((len(rows), most), dtype=torch.int32, device=cache.device)
+        room = scores_room(len(rows), tables.shape[1] * sizes.page_size)
+        scores = torch.empty(room, dtype=torch.int32, device=cache.device)
+        partials = Partials.empty(count, sizes.kv_heads, sizes.group, sizes.stored.value, cache.device)
+        work = PagedWork(places, blocks_there, jobs_there, num_jobs)
+        launch = PagedLaunch(sizes, work, partials, 1, self.split, 0, self.programs_for(sizes))
+        attending = KernelPlan([launch], sizes.stored.value)
+        return KernelSelectingPlan(attending, Rows(rows_there, tables_there), places, scores, self.programs)
 
     def _prefill(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, kind: AttentionKind) -> Launch:
         ours = partial(self._own_prefill, segments, sizes, cache, kind.window)
