@@ -174,6 +174,7 @@ GGUF_MODELS += [
 # Those in which something is put together, taken apart, put in another order or said in another way.
 BY_LLAMA_CPP = ["phi3, rotated in part, longrope", "gpt oss", "gemma4", "llama4", "qwen3 next"]
 BY_LLAMA_CPP += ["qwen3.5 moe", "granite hybrid", "nemotron h", "nemotron 3, latents, groups", "deepseek v3"]
+BY_LLAMA_CPP += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ np.save(target, np.stack(logits))
 
 # What llama.cpp takes for granted beside `GRANTED`.
 _VALUES = {"linear_value_head_dim": 32}  # as many as of keys
+# It multiplies index keys by a matrix of 64 columns, and takes as many of their numbers to be rotated as not.
+_INDEX_SIZES = {"index_head_dim": 64, "qk_rope_head_dim": 32}
 CHANGES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"), _INDEX_SIZES),
     "qwen3 next": _VALUES,
     "qwen3.5": _VALUES,
     "qwen3.5 moe": _VALUES,

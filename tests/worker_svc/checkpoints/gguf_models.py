@@ -40,6 +40,8 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "youtu": "deepseek2",
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
     "gemma2": "gemma2",
@@ -66,6 +68,7 @@ def architecture_of(config: Any) -> str:
 
 
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
+INDEXED = ("deepseek32", "glm-dsa")
 STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 # By llama.cpp's converter, whatever turns.
 PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "granitehybrid", "nemotron_h")
@@ -204,14 +207,15 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if config.model_type == "gemma4_text":
         _describe_gemma4(writer, config)
-    if architecture_of(config) == "deepseek2":
+    if architecture_of(config) in ("deepseek2", *INDEXED):
         _describe_latents(writer, config)
 
 
 def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
+    architecture = architecture_of(config)
     for key in ("head_count_kv", "key_length", "value_length"):
-        writer.kv_data[0].pop(f"deepseek2.attention.{key}", None)
-    writer.kv_data[0].pop("deepseek2.rope.dimension_count", None)
+        writer.kv_data[0].pop(f"{architecture}.attention.{key}", None)
+    writer.kv_data[0].pop(f"{architecture}.rope.dimension_count", None)
     writer.add_head_count_kv(1)
     writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
     writer.add_value_length(config.kv_lora_rank)
@@ -224,12 +228,22 @@ def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
     if every := config.rope_parameters.get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * every)
     experts = config.model_type != "youtu"
-    writer.add_leading_dense_block_count(config.first_k_dense_replace if experts else config.num_hidden_layers)
+    dense = config.num_hidden_layers
+    if experts:
+        kinds = getattr(config, "mlp_layer_types", None)
+        dense = config.first_k_dense_replace if kinds is None else kinds.count("dense")
+    writer.add_leading_dense_block_count(dense)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size if experts else config.intermediate_size)
     writer.add_expert_shared_count(config.n_shared_experts if experts else 0)
     if not experts:
         return
-    sigmoid = config.model_type == "deepseek_v3"
+    if architecture in INDEXED:
+        writer.add_indexer_head_count(config.index_n_heads)
+        writer.add_indexer_key_length(config.index_head_dim)
+        writer.add_indexer_top_k(config.index_topk)
+    if architecture == "glm-dsa" and (kinds := config.indexer_types) is not None:
+        writer.add_array("glm-dsa.attention.indexer.types", [kind == "full" for kind in kinds])
+    sigmoid = config.model_type != "deepseek_v2"
     kinds = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kinds.SIGMOID if sigmoid else kinds.SOFTMAX)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
@@ -369,7 +383,9 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
     found = []
     architecture = architecture_of(model.config)
     permute = architecture in PERMUTED
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    # The package that is there may not know DeepSeek V3.2, whose tensors are named as GLM-5's.
+    known = "glm-dsa" if architecture in INDEXED else architecture
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     for name, parameter in model.named_parameters():
         tensor = parameter.data

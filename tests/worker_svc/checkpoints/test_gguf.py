@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,15 +13,21 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
 from tandem.worker.checkpoints.gguf_config import rope_divisors
+from tandem.worker.checkpoints.gguf_further import Facts
+from tandem.worker.checkpoints.gguf_latents import glm_dsa
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.indexer import Indexer
+from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import RopeScaling
 from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import RotaryTable
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.test_model_config import GOOD
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, saved
 
@@ -387,3 +394,22 @@ def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
     path = save_gguf(random_llama(), tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes()[:length])
     refusal(path)
+
+
+@pytest.mark.parametrize(("context", "choosing"), [(80, (0, 1, 2, 3, 4, 5, 6, 7)), (1 << 20, (0, 1, 2, 6))])
+def test_which_layers_choose_where_a_file_does_not_say_it_is_what_llama_cpp_takes(
+    context: int, choosing: tuple[int, ...]
+) -> None:
+    path = Path("model.gguf")
+    sizes = Latents(rank=24, rotated=8, unrotated=12, value=10, query_rank=16)
+    config = replace(GOOD, num_kv_heads=1, head_dim=sizes.size, rotary_dim=sizes.rotated)
+    config = replace(config, num_layers=8, context_length=context)
+    said = {"kv_lora_rank": 24, "q_lora_rank": 16, "key_length_mla": 20, "value_length_mla": 10}
+    said |= {"indexer.head_count": 3, "indexer.key_length": 16, "indexer.top_k": 7}
+    values: dict[str, Any] = {f"attention.{key}": value for key, value in said.items()} | {"rope.dimension_count": 8}
+    fields, facts = Fields(path, values, "glm-dsa."), Facts((), {})
+    assert glm_dsa(fields, config, facts)["indexer"] == Indexer(3, 16, 7, choosing)
+    listed = Fields(path, values | {"attention.indexer.types": [1, 0, 0, 1, 0, 0, 0, 0]}, "glm-dsa.")
+    assert glm_dsa(listed, config, facts)["indexer"].layers == (0, 3)
+    with pytest.raises(CheckpointError, match=r"attention\.indexer\.types must be true or false for each of 8 layers"):
+        glm_dsa(Fields(path, values | {"attention.indexer.types": [1, 0]}, "glm-dsa."), config, facts)

@@ -618,6 +618,7 @@ GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotro
 GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
+GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -629,6 +630,10 @@ GRANTED: dict[str, dict[str, Any]] = {
     "DeepseekV3": {
         "attention_bias": False,
         "rope_parameters": YARN_OF_LATENTS | {"mscale": 0.7, "original_max_position_embeddings": 24},
+    },
+    "DeepseekV32": {
+        "attention_bias": False,
+        "rope_parameters": YARN_OF_LATENTS | {"mscale_all_dim": 1.0, "original_max_position_embeddings": 24},
     },
     "Llama4Text": {
         "no_rope_layer_interval": 4,

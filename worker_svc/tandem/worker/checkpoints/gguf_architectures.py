@@ -13,8 +13,8 @@ from tandem.worker.checkpoints import gguf_further as further
 from tandem.worker.checkpoints import gguf_states as states
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
+from tandem.worker.checkpoints.gguf_latents import INDEX_NAMES, deepseek32, glm_dsa, latents, with_one_head
 from tandem.worker.checkpoints.gguf_latents import LAYER_NAMES as LATENT_NAMES
-from tandem.worker.checkpoints.gguf_latents import latents, with_one_head
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 LAYER_NAMES = {
@@ -76,6 +76,7 @@ class GgufArchitecture:
 
     name: str  # ours
     permuted: bool = False  # RoPE pairs of q and k are neighbours
+    index_permuted: bool = False  # so are those of an indexer
     qk_norm: Literal["head", "whole"] | None = None
     may_norm: bool = False  # heads of q and k are normalized where there are tensors for it
     qkv_bias: bool = False
@@ -129,6 +130,13 @@ _GEMMA4_NAMES = {
     "mlp.own_norm": "post_ffw_norm_1.weight",
 }
 FUSED_EXPERTS = dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight")  # where files have them so
+_INDEXED: Mapping[str, Any] = {
+    "partly_rotated": True,
+    "layer_names": LAYER_NAMES | _SHARED | LATENT_NAMES | INDEX_NAMES,
+    "experts": GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True),
+    "drafting_layers": True,
+    "prepared": with_one_head,
+}
 _SHARED_ROUTER = {"shared_router": "ffn_gate_inp_shexp.weight"}
 _HYBRID: Mapping[str, Any] = {
     "qk_norm": "head",
@@ -194,6 +202,8 @@ ARCHITECTURES = {
         prepared=with_one_head,
         further=latents,
     ),
+    "deepseek32": GgufArchitecture("deepseek_v32", **_INDEXED, further=deepseek32),
+    "glm-dsa": GgufArchitecture("glm_moe_dsa", **_INDEXED, index_permuted=True, further=glm_dsa),
     "minimax-m2": GgufArchitecture(
         "minimax_m2",
         qk_norm="whole",

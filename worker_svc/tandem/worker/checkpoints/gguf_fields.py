@@ -73,6 +73,17 @@ _HYBRID: Table = (
     | rules(USED, "expert_shared_feed_forward_length")
     | rules(NEUTRAL, "rope.dimension_sections")  # of text alone, all positions of a token are the same
 )
+_LATENTS: Table = (
+    rules(USED, "attention.kv_lora_rank attention.q_lora_rank")
+    | rules(USED, "attention.key_length_mla attention.value_length_mla rope.scaling.yarn_log_multiplier")
+    | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
+    | rules(USED, "expert_weights_scale expert_weights_norm expert_group_count expert_group_used_count")
+    | {"expert_gating_func": USED, "rope.scaling.attn_factor": Only((1,))}
+)
+# With another factor of all dimensions than 1, llama.cpp's logits of DeepSeek V3.2 are not those of the folder.
+_INDEXER: Table = rules(USED, *(f"attention.indexer.{name}" for name in ("head_count", "key_length", "top_k"))) | {
+    "rope.scaling.yarn_log_multiplier": Only((0.1,))
+}
 _MORE: Mapping[str, Table] = {
     "gemma4": _WINDOWS
     | rules(USED, "attention.key_length_swa attention.value_length_swa attention.shared_kv_layers")
@@ -100,11 +111,9 @@ _MORE: Mapping[str, Table] = {
     "glm4moe": _EXPERTS
     | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
     | rules(USED, "expert_weights_scale expert_weights_norm"),
-    "deepseek2": rules(USED, "attention.kv_lora_rank attention.q_lora_rank")
-    | rules(USED, "attention.key_length_mla attention.value_length_mla rope.scaling.yarn_log_multiplier")
-    | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
-    | rules(USED, "expert_weights_scale expert_weights_norm expert_group_count expert_group_used_count")
-    | {"expert_gating_func": USED, "rope.scaling.attn_factor": Only((1,))},
+    "deepseek2": _LATENTS,
+    "deepseek32": _LATENTS | _INDEXER,
+    "glm-dsa": _LATENTS | _INDEXER | rules(USED, "attention.indexer.types"),
     "minimax-m2": _EXPERTS,
     "olmo2": _WINDOWS,
     "phi3": rules(

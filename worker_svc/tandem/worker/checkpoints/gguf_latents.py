@@ -1,18 +1,23 @@
-"""Reads what files of llama.cpp's `deepseek2` say of latents (DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Youtu).
+"""Reads what files of llama.cpp's `deepseek2` say of latents (DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Youtu), and
+those of `deepseek32` and `glm-dsa` of an indexer beside.
 
 Newer files have the heads' keys and values apart, as they are multiplied: `attn_k_b` `[heads, rank, unrotated]` and
 `attn_v_b` `[heads, value, rank]`; their sizes are `key_length_mla` and `value_length_mla`, `key_length` being that of a
 latent. Older ones have both in `attn_kv_b`, and the sizes of heads in `key_length` and `value_length`.
+
+RoPE's pairs of an indexer are half of what is rotated apart in `deepseek32`, and neighbours in `glm-dsa`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.gguf_further import Facts
+from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import Experts, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
@@ -27,6 +32,13 @@ LAYER_NAMES = {
     "attention.value_up": "attn_v_b.weight",
     "router_bias": "exp_probs_b.bias",
 }
+INDEX_NAMES = {
+    "attention.index_query": "indexer.attn_q_b.weight",
+    "attention.index_key": "indexer.attn_k.weight",
+    "attention.index_norm": "indexer.k_norm.weight",
+    "attention.index_norm_bias": "indexer.k_norm.bias",
+    "attention.index_weights": "indexer.proj.weight",
+}
 BOTH = "attn_kv_b.weight"  # keys and values in one, in older files
 HEADS_APART = ("attention.key_up", "attention.value_up")  # that lie head by head in newer ones
 _HEADS = "attention.head_count_kv"
@@ -39,8 +51,16 @@ KEYS = {
     "experts.groups": "expert_group_count",
     "experts.groups_per_token": "expert_group_used_count",
 }
+INDEX_KEYS = {
+    "indexer.heads": "attention.indexer.head_count",
+    "indexer.size": "attention.indexer.key_length",
+    "indexer.most": "attention.indexer.top_k",
+    "indexer.layers": "attention.indexer.types",
+}
 # How llama.cpp tells GLM-4.7-Flash, whose files do not say how experts are scored: its layers and vocabulary.
 _FLASH = (47, 154880)
+# With so long a context, files of GLM do not say which layers choose where it is every fourth, as in GLM-5.2.
+_LONG = 1 << 20
 
 
 def with_one_head(fields: Fields) -> Fields:
@@ -64,8 +84,9 @@ def with_one_head(fields: Fields) -> Fields:
     return fields.with_values(values)
 
 
-def latents(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, Any]:
-    """Latents, the factor of scores that YaRN has with them, and how experts are chosen."""
+def latents(fields: Fields, config: ModelConfig, _facts: Facts, scored: int = 1) -> Mapping[str, Any]:
+    """Latents, the factor of scores that YaRN has with them, and how experts are chosen; `scored`: by which of
+    llama.cpp's functions, where files do not say it."""
     rotated, apart = fields.integer("rope.dimension_count"), "attention.key_length_mla" in fields.values
     suffix = "_mla" if apart else ""
     key, value = (fields.integer(f"attention.{which}_length{suffix}") for which in ("key", "value"))
@@ -85,7 +106,7 @@ def latents(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, 
         multiplier = 10 * fields.number("rope.scaling.yarn_log_multiplier")
         factor = 1 + multiplier * (yarn_attention_factor(scaling.factor) - 1)
         scale, scaling = scale * factor * factor, replace(scaling, attention_factor=1.0)
-    experts = None if config.experts is None else _chosen(fields, config, config.experts)
+    experts = None if config.experts is None else _chosen(fields, config, config.experts, scored)
     names = {"softmax": "deepseek_v2", "sigmoid": "deepseek_v3"}
     return {
         "architecture": "youtu" if experts is None else names[experts.score],
@@ -96,9 +117,32 @@ def latents(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, 
     }
 
 
-def _chosen(fields: Fields, config: ModelConfig, experts: Experts) -> Experts:
+def deepseek32(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
+    """Latents, and an indexer in every layer."""
+    return _indexed(fields, config, facts, tuple(range(config.num_layers)))
+
+
+def glm_dsa(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
+    """Latents, and an indexer in layers that are listed."""
+    key, layers = INDEX_KEYS["indexer.layers"], config.num_layers
+    usual = [config.context_length < _LONG or layer < 2 or (layer - 2) % 4 == 0 for layer in range(layers)]
+    listed = fields.values.get(key, usual)
+    listed = listed if isinstance(listed, list) else [listed] * layers  # one number for all that are equal
+    if len(listed) != layers or any(one not in (0, 1) for one in listed):
+        raise fields.error(key, f"must be true or false for each of {layers} layers")
+    return _indexed(fields, config, facts, tuple(layer for layer in range(layers) if listed[layer]))
+
+
+def _indexed(fields: Fields, config: ModelConfig, facts: Facts, choosing: tuple[int, ...]) -> Mapping[str, Any]:
+    sizes = [fields.integer(INDEX_KEYS[f"indexer.{name}"]) for name in ("heads", "size", "most")]
+    indexer = build(partial(Indexer, *sizes), fields, INDEX_KEYS, layers=choosing)
+    said = {**latents(fields, config, facts, scored=2)}
+    return {**said, "architecture": config.architecture, "indexer": indexer}
+
+
+def _chosen(fields: Fields, config: ModelConfig, experts: Experts, scored: int) -> Experts:
     flash = (config.num_layers, config.vocab_size) == _FLASH
-    scored = fields.integer("expert_gating_func", 2 if flash else 1)
+    scored = fields.integer("expert_gating_func", 2 if flash else scored)
     if scored not in (1, 2):
         raise fields.error("expert_gating_func", f"is {scored}; served are 1 (softmax) and 2 (sigmoid)")
     softmax = scored == 1

@@ -18,7 +18,7 @@ from tandem.worker.checkpoints.gguf_states import mamba_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import Place, places_of, places_with_latents
 from tandem.worker.checkpoints.recurrences import Mamba
-from tandem.worker.checkpoints.row_order import halves_order, latents_order
+from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
 
 _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
@@ -62,6 +62,9 @@ class GgufLayout:
         """Returns the order that makes so many rows in their place ours; None: they are."""
         config = self._config
         if config.latents is not None:
+            if config.indexer is not None and ".index_" in name:
+                pairs = self._architecture.index_permuted
+                return index_order(config.indexer.size, config.latents.rotated, name, rows) if pairs else None
             return latents_order(config.latents, name, rows)
         in_part = config.rotated != config.head_dim and config.full_heads is None
         if (self._architecture.permuted or in_part) and name.endswith(_ROTATED):

@@ -14,6 +14,7 @@ from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.gguf_config import KEYS
 from tandem.worker.checkpoints.gguf_fields import is_said
 from tandem.worker.checkpoints.gguf_further import DELTA_NET_KEYS
+from tandem.worker.checkpoints.gguf_latents import INDEX_KEYS
 from tandem.worker.checkpoints.gguf_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.gguf_states import MAMBA_KEYS
 from tandem.worker.checkpoints.layer_parts import Experts, yarn_attention_factor
@@ -105,8 +106,9 @@ def _rope(config: ModelConfig, kind: str) -> dict[str, Any]:
         }
         if config.latents is not None:
             factor = math.sqrt(config.attention_scale * math.sqrt(config.latents.query))
-            # A tenth of it, as llama.cpp's converter has it.
-            values["rope.scaling.yarn_log_multiplier"] = (factor - 1) / (usual - 1) / 10 if usual > 1 else 0.0
+            # A tenth of it, as llama.cpp's converter has it; what follows the digits of a float32 is rounding.
+            every = round((factor - 1) / (usual - 1) / 10, 8) if usual > 1 else 0.0
+            values["rope.scaling.yarn_log_multiplier"] = every
         elif kind == "mistral3" and usual > 1:
             values["rope.scaling.yarn_log_multiplier"] = (usual / scaling.attention_factor - 1) / (usual - 1)
     return values
@@ -197,6 +199,10 @@ def _latents(config: ModelConfig) -> dict[str, Any]:
         "attention.value_length_mla": sizes.value,
         "attention.q_lora_rank": sizes.query_rank or None,
     }
+    if config.indexer is not None:
+        values |= _directly(config.indexer, INDEX_KEYS, "indexer.")
+        choosing = [layer in config.indexer.layers for layer in range(config.num_layers)]
+        values[INDEX_KEYS["indexer.layers"]] = choosing
     if experts is None:
         values |= {"leading_dense_block_count": config.num_layers, "expert_shared_count": 0}
         values |= {"expert_feed_forward_length": config.intermediate_size}
