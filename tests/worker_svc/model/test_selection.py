@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,25 @@ class Sequences:
 @pytest.fixture(params=[cpu_operations, TorchOperations], ids=["compiled", "torch"])
 def sequences(request: pytest.FixtureRequest) -> Sequences:
     return Sequences(request.param())
+
+
+@pytest.fixture(params=[True, False], ids=["AVX-512", "AVX2"])
+def _wide(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not native.available() or (not native.allow_wide_attention(True) and request.param):
+        pytest.skip("no such code, or no such instructions")
+    native.allow_wide_attention(request.param)
+    yield
+    native.allow_wide_attention(True)
+
+
+@pytest.mark.usefixtures("_wide")
+@pytest.mark.parametrize("stored", ["auto", "fp8", "int8", "int6", "int4"])
+def test_compiled_code_sees_of_chosen_tokens_what_torch_does(stored: str) -> None:
+    ours, theirs = (
+        torch.cat([made.attended((1, 3, 50), (0, 0, 40)), made.attended((0, 59, 60))])
+        for made in (Sequences(cpu_operations(), stored), Sequences(TorchOperations(), stored))
+    )
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
 
 
 def test_a_token_attends_to_those_of_the_highest_scores(sequences: Sequences) -> None:
