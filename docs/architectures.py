@@ -33,6 +33,7 @@ COLUMNS = (
     "Meta's layout",
     "converts to",
     "one call a layer on a CPU",
+    "kernels on a GPU",
     "compared with",
 )
 HEAD = f"| {' | '.join(COLUMNS)} |\n" + "|---" * len(COLUMNS) + "|\n"
@@ -54,6 +55,7 @@ def rows() -> Iterator[str]:
             "yes" if each.name in META else "no",
             ", ".join(written),
             called(models[each.name]),
+            kernels(models[each.name]),
             f"transformers, {cases[each.class_name]} shapes",
         )
         yield f"| {' | '.join(columns)} |\n"
@@ -82,6 +84,18 @@ def called(config: ModelConfig) -> str:
         return f"no: {_listed(apart)}"
     words = "yes" if not any(behind) else f"up to {_listed(behind)}"
     return f"{words}; not with {_listed(apart)}" if any(apart) else words
+
+
+def kernels(config: ModelConfig) -> str:
+    """What a GPU has kernels for in the place of, or beside, those of a dense Llama."""
+    parts = {
+        "attention": config.latents is None,
+        "latents": config.latents is not None,
+        "an indexer": config.indexer is not None,
+        "states": config.recurrence is not None,
+        "experts": config.experts is not None,
+    }
+    return ", ".join(part for part, has in parts.items() if has)
 
 
 def _listed(reasons: list[str]) -> str:
