@@ -9,7 +9,7 @@
 #   make soak     both services and the HTTP door under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
 #   make alerts   alerts fire for their causes in a real Prometheus, and no others; twenty minutes
-#   make fuzz     requests, files, templates and sizes of models drawn by chance for MINUTES; SEED=7 draws the same ones again
+#   make fuzz     requests, files, templates, sizes and settings of models drawn by chance for MINUTES; SEED=7 draws the same ones again
 #   make images   build the images for a registry and push them: REGISTRY, VERSION, PLATFORMS, BASE
 #   make images-test    make images with a registry and an engine of its own, and look at what was pushed
 #   make apiserver-test   apply the manifests and the chart to a Kubernetes API server: APISERVER_FLAGS="--crds FOLDER"

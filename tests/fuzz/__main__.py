@@ -1,12 +1,13 @@
-"""`make fuzz`: requests, files, chat templates and sizes of models drawn by chance, for the real services and loaders.
+"""`make fuzz`: requests, files, chat templates, and sizes and settings of models drawn by chance, for the real services
+and loaders.
 
     python -m tests.fuzz --minutes 3
     python -m tests.fuzz --seed 7 --only services              the same calls once more
     python -m tests.fuzz --seed 7 --only files --first 41 --count 1
     python -m tests.fuzz --minutes 60 --only shapes
 
-`services.py`, `files.py` and `shapes.py` say what must hold. `tokenizer.py`, led by the branches that its inputs reach,
-runs too where atheris is installed. The exit code is 1 where something was found.
+`services.py`, `files.py`, `shapes.py` and `settings.py` say what must hold. `tokenizer.py`, led by the branches that
+its inputs reach, runs too where atheris is installed. The exit code is 1 where something was found.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-PARTS = ("services", "files", "shapes", "tokenizer")
+PARTS = ("services", "files", "shapes", "settings", "tokenizer")
 
 
 def main() -> int:
@@ -29,11 +30,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="for all parts together")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="default: another one each time")
     parser.add_argument("--only", choices=PARTS, action="append", help="repeatable; default: all")
-    parser.add_argument("--first", type=int, default=1, help="number of the first call, file and shape")
-    parser.add_argument("--count", type=int, default=None, help="of calls, files and shapes, at most")
+    parser.add_argument("--first", type=int, default=1, help="number of the first call, file and model")
+    parser.add_argument("--count", type=int, default=None, help="of calls, files and models, at most")
     options = parser.parse_args()
     parts = options.only or [part for part in PARTS if part != "tokenizer" or importlib.util.find_spec("atheris")]
-    weights = {"services": 2, "files": 1, "shapes": 1, "tokenizer": 1}
+    weights = {"services": 2, "files": 1, "shapes": 1, "settings": 1, "tokenizer": 1}
     minutes = {part: options.minutes * weights[part] / sum(weights[each] for each in parts) for part in parts}
     print(f"seed {options.seed}", flush=True)
     # What the parts need is imported where they begin: processes that load files import this module as well.
@@ -61,6 +62,10 @@ def _clean(part: str, minutes: float, options: argparse.Namespace) -> bool:
         from tests.fuzz import shapes
 
         return not shapes.fuzz(minutes, options.seed, options.first, options.count)
+    if part == "settings":
+        from tests.fuzz import settings
+
+        return not settings.fuzz(minutes, options.seed, options.first, options.count)
     script = Path(__file__).with_name("tokenizer.py")
     command = [sys.executable, str(script), "--minutes", str(minutes), "--seed", str(options.seed)]
     return subprocess.run(command, check=False).returncode == 0

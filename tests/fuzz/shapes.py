@@ -12,9 +12,11 @@ from random import Random
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine.process.calibration import key_channels
 from tandem.worker.model.kv_formats import FEW_BITS
 from tandem.worker.model.loading import load_transformer
@@ -69,6 +71,11 @@ def drawn(random: Random) -> tuple[str, str, dict[str, Any]]:
     """The name of a row of `MODELS`, its class, and its settings with other sizes."""
     name = random.choice(sorted(MODELS))
     kind, changes = MODELS[name]
+    return name, kind, sized(kind, changes, random)
+
+
+def sized(kind: str, changes: dict[str, Any], random: Random) -> dict[str, Any]:
+    """The settings of such a model with other sizes."""
     given = SIZES | changes
     sizes: dict[str, Any] = {
         field: random.choice(choices) for field, choices in FIELDS.items() if isinstance(given.get(field), int)
@@ -91,7 +98,7 @@ def drawn(random: Random) -> tuple[str, str, dict[str, Any]]:
     if "linear_num_key_heads" in given:
         sizes["linear_num_key_heads"] = random.choice((1, 2, 3))
         sizes["linear_num_value_heads"] = sizes["linear_num_key_heads"] * random.choice((1, 2, 3))
-    return name, kind, changes | sizes
+    return changes | sizes
 
 
 def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dict[str, Any]:
@@ -114,20 +121,75 @@ def compared(kind: str, changes: dict[str, Any], length: int, folder: Path) -> s
     """Says what is wrong with such a model; "" if nothing is."""
     theirs = saved(kind, folder, **changes)
     checkpoint = open_checkpoint(folder)
-    ours = load_transformer(checkpoint, "cpu", torch.float32)
+    ours = load_transformer(checkpoint, "cpu", torch.float32, config=in_context(checkpoint.config, length))
     ids = some_ids(changes["vocab_size"], length)
-    with torch.inference_mode():
-        expected = theirs(torch.tensor([ids])).logits[0].float()
-    near = (NEAR if ours.config.recurrence is None else NEAR_WITH_STATES) * max(1.0, expected.abs().max().item() / 4)
     whole, problems = _alone(ours, ids, "float32")
-    far = (whole - expected).abs().max().item()
-    if not far <= near:
-        problems.append(f"{far:.2g} from transformers, of {expected.abs().max():.2g}")
+    problems += filter(None, [far(whole, theirs, ids, NEAR if ours.config.recurrence is None else NEAR_WITH_STATES)])
     problems += _cached(ours, ids)
     for how, made_of in MADE_OF.items():
-        other = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=made_of)
+        other = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=made_of, config=ours.config)
         problems += _alone(other, ids, how)[1]
     return "; ".join(problems)
+
+
+def in_context(config: ModelConfig, length: int) -> ModelConfig:
+    """The config with the length as its context where frequencies depend on that, which is the sequence's length to
+    transformers."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind not in ("dynamic", "longrope"):
+        return config
+    return config.with_context_length(length)
+
+
+@torch.inference_mode()
+def logits_of(theirs: Any, ids: list[int]) -> torch.Tensor:
+    """What transformers computes, `[len(ids), vocab]`."""
+    logits: torch.Tensor = theirs(torch.tensor([ids])).logits[0]
+    return logits
+
+
+class _Choices(TorchFunctionMode):
+    """Sees by how much what a router or an indexer chooses is better than the next, at the least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.least = float("inf")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.topk, torch.Tensor.topk):
+            scores, k = args[0], args[1] if len(args) > 1 else kwargs["k"]
+            if k < scores.shape[-1]:
+                ordered = scores.double().sort(-1, descending=True).values
+                between = (ordered[..., k - 1] - ordered[..., k])[torch.isfinite(ordered[..., k])]
+                size = scores[torch.isfinite(scores)].abs().max().item()
+                if len(between):
+                    self.least = min(self.least, between.min().item() / max(size, 1e-30))
+        return func(*args, **kwargs)
+
+
+def _close_choice(theirs: Any, ids: list[int]) -> bool:
+    """Tells whether something is chosen that is hardly better than the next: any rounding may choose the other."""
+    with _Choices() as choices:
+        logits_of(theirs, ids)
+    return choices.least < 1e-6
+
+
+def far(ours: torch.Tensor, theirs: Any, ids: list[int], near: float) -> str:
+    """Says how far logits are from transformers', if they are neither near nor about as near to those in float64."""
+    expected = logits_of(theirs, ids).float()
+    distance = (ours - expected).abs().max().item()
+    if distance <= near * max(1.0, expected.abs().max().item() / 4):
+        return ""
+    if not torch.isfinite(expected).all():
+        return "" if torch.equal(torch.isfinite(ours), torch.isfinite(expected)) else "finite where transformers is not"
+    exact = logits_of(theirs.double(), ids)
+    theirs.float()
+    own, its = ((one.double() - exact).square().mean().sqrt().item() for one in (ours, expected))
+    if own <= 3 * its or _close_choice(theirs, ids):
+        return ""
+    away = f"{distance:.2g} from transformers, of {expected.abs().max():.2g}"
+    return f"{away}; {own:.2g} from float64, transformers {its:.2g}"
 
 
 def _alone(model: Transformer, ids: list[int], how: str) -> tuple[torch.Tensor, list[str]]:

@@ -255,7 +255,7 @@ CONFIG_LIES: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_theta": 10**400}}, "rope_theta"),
     ({"rope_parameters": {"rope_theta": "10000"}}, "rope_theta"),
     ({"rope_parameters": {"rope_theta": 0}}, "rope_theta"),
-    ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+    ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_parameters.short_factor"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}, "rope_parameters.beta_fast"),
     ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters.full_attention"),
     ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor"),

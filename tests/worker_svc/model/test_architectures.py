@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ DEEPSEEK = LATENTS | {
 DEEPSEEK_V3 = DEEPSEEK | {"n_group": 4, "topk_group": 2}
 # Heads enough that no token's queries are all below 0: of equal scores, transformers takes any.
 INDEXED = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 16, "pad_token_id": ABSENT}
+SIX_FACTORS = {"short_factor": [1.0, 1.1, 1.2] * 2, "long_factor": [1.0, 2.5, 4.0] * 2}
 FOUR_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.5, 4.0, 5.0]}
 YARN_OF_LATENTS = {
     "rope_type": "yarn",
@@ -264,6 +266,10 @@ FALCON = MAMBA | {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("Llama", {"attention_bias": True}),
     "llama, biases everywhere": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, longrope, squares of what is above 0": (
+        "Llama",
+        {"hidden_act": "relu2", "rope_parameters": LONGROPE | {"partial_rotary_factor": 1.0, **SIX_FACTORS}},
+    ),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "mistral, window of a page": ("Mistral", {"sliding_window": PAGE_SIZE}),
     "mistral, window of one": ("Mistral", {"sliding_window": 1}),
@@ -291,6 +297,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"attention_bias": True, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     ),
+    "qwen3, what is above 0": ("Qwen3", {"hidden_act": "relu"}),
     "mixtral": ("Mixtral", EXPERTS),
     "mixtral with a window": ("Mixtral", EXPERTS | {"sliding_window": WINDOW}),
     "qwen3 moe": ("Qwen3Moe", QWEN_EXPERTS),
@@ -311,6 +318,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm3": ("InternLM3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}),
     "internlm3 with biases": ("InternLM3", {"attention_bias": True, "mlp_bias": True}),
     "arcee": ("Arcee", {"head_dim": 8}),
+    "arcee, another activation": ("Arcee", {"head_dim": 8, "hidden_act": "silu"}),
     "arcee with biases": ("Arcee", {"head_dim": 8, "mlp_bias": True}),
     "ernie4_5": ("Ernie4_5", {}),
     "ernie4_5 with biases": ("Ernie4_5", {"use_bias": True, "head_dim": 8}),
@@ -402,6 +410,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 2,
         },
     ),
+    # 44 times the next smaller number than this share is less than 30.
+    "glm4 moe, 30 of 44 rotated": (
+        "Glm4Moe",
+        GLM4_MOE | {"head_dim": 44, "rope_parameters": {"partial_rotary_factor": math.nextafter(30 / 44, 1)}},
+    ),
+    "glm4 moe, rotated whole": ("Glm4Moe", GLM4_MOE | {"rope_parameters": {"partial_rotary_factor": 1.0}}),
     "deepseek v2": ("DeepseekV2", DEEPSEEK | {"first_k_dense_replace": 0}),
     "deepseek v2, groups, no latent of queries": (
         "DeepseekV2",
@@ -481,6 +495,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3, no window in every second layer, logits capped": (
+        "Gemma3Text",
+        GEMMA3 | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3 without windows": ("Gemma3Text", GEMMA3 | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}),
     "gemma4": ("Gemma4Text", GEMMA4 | {"use_double_wide_mlp": True}),
     "gemma4 with experts": ("Gemma4Text", GEMMA4_EXPERTS),
     "gemma4, sizes that are not compiled": (
@@ -493,6 +512,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "factor": 4.0},
             }
         },
+    ),
+    "gemma4, heads alike": ("Gemma4Text", GEMMA4 | {"head_dim": 16}),
+    "gemma4, heads alike but for their number": (
+        "Gemma4Text",
+        GEMMA4 | {"head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 3},
     ),
     "llama4": ("Llama4Text", LLAMA4),
     "llama4, layers that are listed, scaled": (
@@ -520,6 +544,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         HYBRID | {"linear_key_head_dim": 6, "linear_value_head_dim": 10, "linear_num_value_heads": 2},
     ),
     "qwen3.5 moe": ("Qwen3_5MoeText", HYBRID | SHARED_EXPERT),
+    "qwen3.5 moe without states": ("Qwen3_5MoeText", HYBRID | SHARED_EXPERT | {"layer_types": ["full_attention"] * 4}),
     "lfm2": ("Lfm2", LFM2),
     "lfm2, biases, another window, sizes that are not compiled": (
         "Lfm2",
@@ -529,6 +554,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 300.0}},
     ),
     "lfm2 moe": ("Lfm2Moe", LFM2_MOE),
+    # Of one expert a token the weight is 1, but where its score is nothing beside 1e-6.
+    "lfm2 moe, experts that hardly score": (
+        "Lfm2Moe",
+        LFM2_MOE | {"hidden_size": 432, "num_experts_per_tok": 1, "num_experts": 2, "norm_eps": 1e-5},
+    ),
     "lfm2 moe, not normalized, no biases": (
         "Lfm2Moe",
         LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
@@ -574,6 +604,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon h1, tied": ("FalconH1", FALCON | {"tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {"head_dim": None}),
+    "olmo3, scaled between pairs": (
+        "Olmo3",
+        {
+            "head_dim": None,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "truncate": False}
+                | ORIGINAL,
+            },
+        },
+    ),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
     "olmo3, scaled where there is no window": (
@@ -792,6 +835,11 @@ def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
 # A bias of six heads, which are no whole register, wrote beyond the room of a compiled layer.
 ORDINARY = [*FIRST.values(), "granite hybrid, dense, rotated, biases, limits", "llama, biases everywhere"]
 ORDINARY += ["nemotron 3", "nemotron 3, latents, groups"]
+# What a run of tests/fuzz/settings.py found.
+ORDINARY += ["llama, longrope, squares of what is above 0", "qwen3, what is above 0", "arcee, another activation"]
+ORDINARY += ["gemma3, no window in every second layer, logits capped", "gemma3 without windows", "gemma4, heads alike"]
+ORDINARY += ["gemma4, heads alike but for their number", "lfm2 moe, experts that hardly score"]
+ORDINARY += ["qwen3.5 moe without states", "olmo3, scaled between pairs"]
 
 
 @pytest.mark.parametrize("name", some(MODELS, *ORDINARY))

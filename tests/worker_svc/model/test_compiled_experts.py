@@ -107,6 +107,7 @@ def test_experts_together_have_the_bits_of_experts_apart(kind: str | Quantizatio
 
 
 GATES: list[dict[str, Any]] = [{"activation": "gelu_tanh"}, {"activation": "relu2"}, {"activation": "silu"}]
+GATES += [{"activation": "relu"}]
 GATES += [{"activation": "relu2", "gated": False}, {"activation": "gelu_tanh", "gated": False}]
 GATES += [{"clamped": ClampedSwiGLU(1.702, 1.5)}]
 

@@ -155,7 +155,7 @@ def test_a_layer_norm_is_that_in_float64_and_the_same_bits_in_any_company(biased
     assert torch.equal(OURS.add_layer_norm(x[2:3].clone(), delta[2:3], *ours), together[2:3])
 
 
-@pytest.mark.parametrize("activation", ["relu2", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "relu", "relu2", "gelu_tanh"])
 def test_an_activation_is_that_of_torch_and_the_same_bits_in_any_company(activation: Activation) -> None:
     x = 3 * numbers(5, 72)
     together = OURS.activate(activation, x.clone())

@@ -15,7 +15,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
 from tandem.worker.checkpoints.gguf_latents import INDEX_NAMES, deepseek32, glm_dsa, latents, with_one_head
 from tandem.worker.checkpoints.gguf_latents import LAYER_NAMES as LATENT_NAMES
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
+from tandem.worker.checkpoints.layer_parts import LFM2_SUM_OFFSET, ClampedSwiGLU
 
 LAYER_NAMES = {
     "attention.norm": "attn_norm.weight",
@@ -114,6 +114,7 @@ _FUSED_MLP = {"mlp.gate": "ffn_up.weight", "mlp.up": "ffn_up.weight"}
 _SHARED = {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
 _GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"}
 _SIGMOID: Mapping[str, Any] = {"score": "sigmoid", "biased": True}
+_OFFSET_SIGMOID: Mapping[str, Any] = {**_SIGMOID, "sum_offset": LFM2_SUM_OFFSET}
 _UNGATED_EXPERTS: Mapping[str, Any] = {**_SIGMOID, "gated": False, "activation": "relu2"}
 _NORMS_AFTER = {"attention.norm": "post_attention_norm.weight", "mlp.norm": "post_ffw_norm.weight"}
 _POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
@@ -269,7 +270,7 @@ ARCHITECTURES = {
     "qwen35": GgufArchitecture("qwen3_5_text", **_HYBRID),
     "qwen35moe": GgufArchitecture("qwen3_5_moe_text", **_HYBRID),
     "lfm2": GgufArchitecture("lfm2", **_LFM2),
-    "lfm2moe": GgufArchitecture("lfm2_moe", experts=GgufExperts(dense_first=True, always=_SIGMOID), **_LFM2),
+    "lfm2moe": GgufArchitecture("lfm2_moe", experts=GgufExperts(dense_first=True, always=_OFFSET_SIGMOID), **_LFM2),
     "granitehybrid": GgufArchitecture(
         "granitemoehybrid",
         permuted=True,

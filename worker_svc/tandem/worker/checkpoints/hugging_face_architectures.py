@@ -309,8 +309,9 @@ class Architecture:
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
     window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
-    attention_soft_cap: float | None = None  # the default of `attn_logit_softcapping`; None: it does not know it
-    logit_soft_cap: float | None = None  # the same of `final_logit_softcapping`; 0: none
+    # The defaults of `attn_logit_softcapping` and `final_logit_softcapping`; 0: none; None: it does not know it.
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
     window_by_layer: bool = False  # whether the window can be that of some layers only
     tied: bool = False  # the default of `tie_word_embeddings`
     no_rope_layers: bool = False  # whether it knows this field, of layers that are not rotated
@@ -785,6 +786,7 @@ ARCHITECTURES = {
             qk_norm="head",
             sliding_window=4096,
             full_every=6,
+            logit_soft_cap=0.0,
             window_rope=10000.0,
             norms_from_one=True,
             always=_GELU_AND_NORMS_AROUND,

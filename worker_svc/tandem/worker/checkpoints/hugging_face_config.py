@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from tandem.worker.checkpoints.fields import REQUIRED, Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture, ExpertFields
-from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE, ROPE_OF
+from tandem.worker.checkpoints.hugging_face_fields import ACTIVATIONS, CONFIG, ROPE, ROPE_OF
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.hugging_face_latents import read_latents, score_multiplier
 from tandem.worker.checkpoints.hugging_face_wrapped import text_config
 from tandem.worker.checkpoints.known_fields import USED, check_fields
 from tandem.worker.checkpoints.layer_parts import (
+    Activation,
     ClampedSwiGLU,
     Experts,
     QueryGrowth,
@@ -188,7 +189,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         latents=latents,
         recurrence=delta_net(config, layers) if architecture.hybrid else None,
         experts=_experts(config, architecture, layers),
-        **architecture.always,
+        **architecture.always | {"activation": _activation(config, architecture)},
     )
     if architecture.further is None:
         return model
@@ -200,6 +201,17 @@ def _expert_size(config: Fields, architecture: Architecture) -> Any:
     if architecture.name == "qwen3_5_moe_text":
         return config.integer("moe_intermediate_size", 512)
     return REQUIRED if architecture.intermediate_size is None else architecture.intermediate_size
+
+
+def _activation(config: Fields, architecture: Architecture) -> Activation:
+    """Returns that of feed-forward parts: the class's own, or what `hidden_act` says where that is looked at."""
+    usual: Activation = architecture.always.get("activation", "silu")
+    said = config.text("hidden_act") if CONFIG[architecture.name].get("hidden_act") is USED else None
+    if said is None:
+        return usual
+    if said not in ACTIVATIONS:
+        raise config.error("hidden_act", f"{said!r} is not served; served are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[said]
 
 
 def _attention_multiplier(config: Fields, architecture: Architecture) -> float | None:
@@ -254,7 +266,10 @@ def _by_layer(config: Fields, rope: Fields, theta: float) -> tuple[Fields, float
     beside, among = config.number("rope_local_base_freq", None), window.number("rope_theta", None)
     if beside is not None and among is not None and beside != among:
         raise config.error("rope_local_base_freq", f"is {beside:g}, but that of sliding_attention is {among:g}")
-    return rope.object("full_attention"), next(one for one in (among, beside, theta) if one is not None)
+    full = rope.object("full_attention")
+    # transformers looks for it beside the kinds, where it may not be, and so finds none.
+    full = full.with_values({key: value for key, value in full.values.items() if key != "truncate"})
+    return full, next(one for one in (among, beside, theta) if one is not None)
 
 
 def _unrotated(config: Fields, architecture: Architecture, layers: int, windows: tuple[int, ...]) -> tuple[int, ...]:
@@ -307,16 +322,18 @@ def _rope_scaling(config: Fields, rope: Fields, architecture: Architecture) -> R
         raise rope.error("rope_type", f"{kind!r} and type {old!r} contradict each other")
     if architecture.longrope and kind in ("su", "yarn"):
         kind = "longrope"  # what it was called once
-    only = {"longrope": architecture.longrope, "proportional": architecture.proportional}
-    served = ["default", *(one for one in only if only[one])]
+    alone = {"longrope": architecture.longrope, "proportional": architecture.proportional}
+    served = ["default", *(one for one in alone if alone[one])]
     if len(served) == 1:
-        served = [one for one in ROPE if one not in only]
+        served = [one for one in ROPE if one != "proportional"]
     if kind not in served:
         raise rope.error("rope_type", f"{kind!r} is not served; served are {', '.join(served)}")
     check_fields(rope, ROPE[kind] | ROPE_OF.get(architecture.name, {}))
     trained = config.integer("max_position_embeddings")
     key = "original_max_position_embeddings"
     usual = architecture.original_context if kind == "longrope" else None
+    if kind == "longrope" and not architecture.longrope:
+        usual = rope.integer(key, trained)
     original = _stated_once(rope, key, config.integer(key, usual), rope.integer(key, None))
     if kind == "default":
         return None
@@ -432,6 +449,8 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
     if window is None:
         if "sliding_attention" in kinds:
             raise config.error("layer_types", "name sliding_attention, but no window is set")
+        return ()
+    if "sliding_attention" not in kinds:
         return ()
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 

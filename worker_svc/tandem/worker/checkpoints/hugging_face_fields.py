@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, rules
+from tandem.worker.checkpoints.layer_parts import Activation
 
 # What generation starts from. Of these, a server's requests state the lengths; beams and assistants are other ways of
 # decoding, which a request does not have.
@@ -81,6 +82,14 @@ _CONFIG: Table = (
     )
 )
 
+# What `hidden_act` may say of architectures that look at it, as we call it.
+ACTIVATIONS: Mapping[str, Activation] = {
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
+    "relu": "relu",
+    "relu2": "relu2",
+}
+_DENSE = _CONFIG | rules(USED, "hidden_act")
 _QWEN_WINDOWS = rules(USED, "use_sliding_window sliding_window max_window_layers")
 _EXPERTS = rules(USED, "num_local_experts num_experts_per_tok")
 _LISTED_EXPERTS = rules(
@@ -150,14 +159,14 @@ WRAPPER: Table = (
 
 # By our name of the architecture.
 CONFIG: Mapping[str, Table] = {
-    "llama": _CONFIG
+    "llama": _DENSE
     | rules(USED, "attention_bias mlp_bias")
     | {"sliding_window": Only(), "use_sliding_window": Only((False,))},
-    "mistral": _CONFIG | rules(USED, "sliding_window"),
-    "ministral": _CONFIG | rules(USED, "sliding_window"),
+    "mistral": _DENSE | rules(USED, "sliding_window"),
+    "ministral": _DENSE | rules(USED, "sliding_window"),
     "mixtral": _CONFIG | rules(USED, "sliding_window") | _EXPERTS,
-    "qwen2": _CONFIG | _QWEN_WINDOWS,
-    "qwen3": _CONFIG | rules(USED, "attention_bias") | _QWEN_WINDOWS,
+    "qwen2": _DENSE | _QWEN_WINDOWS,
+    "qwen3": _DENSE | rules(USED, "attention_bias") | _QWEN_WINDOWS,
     "qwen3_moe": _CONFIG | rules(USED, "attention_bias") | _QWEN_WINDOWS | _LISTED_EXPERTS,
     "qwen2_moe": _CONFIG | rules(USED, "qkv_bias shared_expert_intermediate_size") | _QWEN_WINDOWS | _LISTED_EXPERTS,
     "olmoe": _CONFIG
@@ -166,7 +175,7 @@ CONFIG: Mapping[str, Table] = {
     "granitemoe": _CONFIG
     | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
     | _EXPERTS,
-    "phi3": _CONFIG
+    "phi3": _DENSE
     | rules(USED, "sliding_window")
     | rules(NEUTRAL, "full_attn_mod interpolate_factor")
     | {"lm_head_bias": Only((False,))}
@@ -175,7 +184,7 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias sliding_window lm_head_bias router_jitter_noise")
     | rules(NEUTRAL, "input_jitter_noise")
     | _EXPERTS,
-    "glm4": _CONFIG | rules(USED, "attention_bias") | _PARTIAL,
+    "glm4": _DENSE | rules(USED, "attention_bias") | _PARTIAL,
     "glm4_moe": _CONFIG
     | rules(USED, "attention_bias use_qk_norm first_k_dense_replace n_group topk_group norm_topk_prob n_routed_experts")
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
@@ -200,9 +209,9 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "indexer_types index_topk_pattern index_topk_freq index_skip_topk_offset")
     | rules(NEUTRAL, "index_share_for_mtp_iteration")  # of layers that draft
     | {"indexer_rope_interleave": Only((True,))},
-    "youtu": _LATENTS | rules(USED, "rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
+    "youtu": _LATENTS | rules(USED, "hidden_act rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
     "minicpm3": _LATENTS
-    | rules(USED, "mlp_bias scale_emb scale_depth dim_model_base")
+    | rules(USED, "hidden_act mlp_bias scale_emb scale_depth dim_model_base")
     | rules(Only(), "logits_scaling logit_scale embedding_multiplier residual_multiplier"),  # what these are read as
     "minimax_m2": _CONFIG
     | rules(USED, "num_experts rotary_dim")
@@ -214,31 +223,29 @@ CONFIG: Mapping[str, Table] = {
     | {"scoring_func": Only(("sigmoid",)), "use_qk_norm": Only((True,)), "shared_intermediate_size": Only((0,))}
     | _EXPERTS
     | _PARTIAL,
-    "smollm3": _CONFIG
+    "smollm3": _DENSE
     | rules(USED, "attention_bias mlp_bias no_rope_layers no_rope_layer_interval use_sliding_window")
     | _NO_WINDOW,
-    "ministral3": _CONFIG | rules(USED, "sliding_window"),
-    "seed_oss": _CONFIG
-    | rules(USED, "attention_bias attention_out_bias mlp_bias")
-    | rules(NEUTRAL, "residual_dropout"),
-    "helium": _CONFIG | rules(USED, "attention_bias mlp_bias"),
-    "internlm3": _CONFIG | rules(USED, "qkv_bias bias attention_bias mlp_bias"),
-    "arcee": _CONFIG | rules(USED, "attention_bias mlp_bias") | {"hidden_act": Only(("relu2",))},
-    "ernie4_5": _CONFIG | rules(USED, "use_bias"),
-    "granite": _CONFIG
+    "ministral3": _DENSE | rules(USED, "sliding_window"),
+    "seed_oss": _DENSE | rules(USED, "attention_bias attention_out_bias mlp_bias") | rules(NEUTRAL, "residual_dropout"),
+    "helium": _DENSE | rules(USED, "attention_bias mlp_bias"),
+    "internlm3": _DENSE | rules(USED, "qkv_bias bias attention_bias mlp_bias"),
+    "arcee": _DENSE | rules(USED, "attention_bias mlp_bias"),
+    "ernie4_5": _DENSE | rules(USED, "use_bias"),
+    "granite": _DENSE
     | rules(
         USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
     ),
-    "starcoder2": _CONFIG
+    "starcoder2": _DENSE
     | rules(USED, "norm_epsilon use_bias sliding_window")
     | rules(
         NEUTRAL,
         "residual_dropout embedding_dropout activation_function attention_softmax_in_fp32 layer_norm_epsilon",
         "scale_attention_softmax_in_fp32",
     )
-    | {"hidden_act": Only(("gelu_pytorch_tanh",)), "rms_norm_eps": Only(), "scale_attn_weights": Only((True,))}
+    | {"rms_norm_eps": Only(), "scale_attn_weights": Only((True,))}
     | {"mlp_type": Only(("default",)), "norm_type": Only(("layer_norm",))},
-    "cohere2": _CONFIG
+    "cohere2": _DENSE
     | rules(USED, "attention_bias layer_norm_eps logit_scale sliding_window sliding_window_pattern")
     | rules(Only((True,)), "use_embedding_sharing use_gated_activation use_parallel_block")
     | {"rms_norm_eps": Only(), "rotary_pct": Only((1,)), "use_parallel_embedding": NEUTRAL, "layer_switch": Only((4,))}
@@ -249,8 +256,10 @@ CONFIG: Mapping[str, Table] = {
     | {"use_bidirectional_attention": Only((False,)), "sliding_window_size": NEUTRAL},
     "gemma3_text": _CONFIG
     | rules(USED, "attention_bias sliding_window sliding_window_pattern query_pre_attn_scalar rope_local_base_freq")
+    | rules(USED, "final_logit_softcapping")
     | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
-    | {"use_bidirectional_attention": Only((False,)), "_sliding_window_pattern": Only((6,))},
+    # transformers looks at the name without the first letter
+    | {"use_bidirectional_attention": Only((False,)), "_sliding_window_pattern": NEUTRAL},
     "gemma4_text": _CONFIG
     | rules(USED, "attention_bias sliding_window final_logit_softcapping attention_k_eq_v num_kv_shared_layers")
     | rules(USED, "global_head_dim num_global_key_value_heads per_layer_config use_double_wide_mlp")
@@ -316,9 +325,9 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "time_step_min time_step_max time_step_floor time_step_rank")
     | _MAMBA
     | {"mamba_proj_bias": Only((False,)), "layer_types": Only(), "attn_layer_indices": Only()},
-    "olmo2": _CONFIG | rules(USED, "attention_bias"),
+    "olmo2": _DENSE | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
-    "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
+    "olmo3": _DENSE | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}

@@ -44,8 +44,11 @@ def _full_heads(config: Fields, windows: tuple[int, ...]) -> KVHeads:
     heads = KVHeads(usual if said is None else said, config.integer("global_head_dim", 512))
     if not config.has("per_layer_config"):
         return heads
-    layers = config.object("per_layer_config")
-    full = {str(layer) for layer, window in enumerate(windows) if not window}
+    layers, head_dim = config.object("per_layer_config"), config.integer("head_dim", 256)
+    if not layers.values:  # none differs
+        return KVHeads(usual, head_dim)
+    every = windows or (0,) * config.integer("num_hidden_layers")
+    full = {str(layer) for layer, window in enumerate(every) if not window}
     if layers.values.keys() != full:
         raise config.error("per_layer_config", "must be of those layers alone that have no window, and of all of them")
     found = set()
@@ -53,7 +56,7 @@ def _full_heads(config: Fields, windows: tuple[int, ...]) -> KVHeads:
         layer = layers.object(name)
         for key in layer.values.keys() - {"head_dim", "num_key_value_heads"}:
             raise layer.error(key, "differs by layer, which is not served")
-        found.add(KVHeads(layer.integer("num_key_value_heads", usual), layer.integer("head_dim")))
+        found.add(KVHeads(layer.integer("num_key_value_heads", usual), layer.integer("head_dim", head_dim)))
     if len(found) != 1 or (config.has("global_head_dim") and found != {heads}):
         raise config.error("per_layer_config", "must say the same of all layers without a window")
     return found.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
+from tandem.worker.checkpoints.layer_parts import LFM2_SUM_OFFSET, LIMITS, Experts
 from tandem.worker.checkpoints.recurrences import ShortConvolution
 
 KEYS = {"short_convolution.kernel": "conv_L_cache"}
@@ -51,6 +51,7 @@ def lfm2_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[s
         score="sigmoid",
         biased=config.boolean("use_expert_bias", True),
         scale=config.number("routed_scaling_factor", 1.0),
+        sum_offset=LFM2_SUM_OFFSET,
     )
     return {"experts": experts, "recurrence": _convolutions(config, config.values.get("layer_types"), layers)}
 

@@ -19,7 +19,8 @@ LIMITS: Mapping[str, int] = {
     "head_dim": 1 << 10,
     "context_length": 1 << 24,
 }
-Activation: TypeAlias = Literal["silu", "relu2", "gelu_tanh"]  # relu2: the square of what is above 0
+# relu: what is above 0; relu2: its square.
+Activation: TypeAlias = Literal["silu", "relu", "relu2", "gelu_tanh"]
 
 
 class ConfigError(ValueError):
@@ -112,6 +113,9 @@ class ClampedSwiGLU:
         require_finite("experts.clamped.limit", self.limit, above=0.0)
 
 
+LFM2_SUM_OFFSET = 1e-6  # `Experts.sum_offset` of LFM2, which no file says
+
+
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A feed-forward layer that is a choice among several (mixture of experts)."""
@@ -119,7 +123,7 @@ class Experts:
     count: int
     per_token: int
     intermediate_size: int
-    normalized: bool  # the chosen experts' weights add up to 1
+    normalized: bool  # the chosen experts' weights are divided by their sum, and add up to 1
     dense_layers: tuple[int, ...] = ()  # that have one ordinary feed-forward layer
     score: Literal["softmax", "sigmoid", "mixer"] = "softmax"  # mixer: SparseMixer, see `moe.py`
     biased: bool = False  # a bias of each expert decides who is chosen, not what it weighs
@@ -139,6 +143,7 @@ class Experts:
     best_of_group: int = 2  # how many of a group's best scores add up to its own
     gated: bool = True  # activation(gate x) * up x; else activation(up x), as of the shared one
     latent: int = 0  # numbers that those of which a token has some are given, and give, for the hidden size; 0: all
+    sum_offset: float = 0.0  # added to the sum that weights are divided by
 
     def __post_init__(self) -> None:
         require_size("experts.count", self.count, 1 << 10)
@@ -155,6 +160,7 @@ class Experts:
                 "experts.per_token", f"{self.per_token} are not in {self.groups_per_token} groups of {each}"
             )
         require_finite("experts.scale", self.scale, above=0.0)
+        require_finite("experts.sum_offset", self.sum_offset, at_least=0.0)
         require_finite("experts.jitter", self.jitter, at_least=0.0)
         require_finite("experts.logit_multiplier", self.logit_multiplier, above=0.0)
         if self.latent:

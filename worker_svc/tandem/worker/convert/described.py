@@ -18,7 +18,7 @@ from tandem.worker.convert.comparison import difference
 from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError
 
-_ACTIVATIONS = {"silu": "silu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}
+_ACTIVATIONS = {"silu": "silu", "relu": "relu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
@@ -93,7 +93,8 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     turning = [int(layer not in config.unrotated_layers) for layer in range(config.num_layers)]
     growth = config.query_growth
     values: dict[str, Any] = {
-        "sliding_window": window,
+        # Of a class that has windows in some layers, transformers wants one even where this model has none.
+        "sliding_window": architecture.sliding_window if window is None and architecture.full_every else window,
         "use_sliding_window": window is not None,
         "no_rope_layers": turning,
         "attention_chunk_size": window,
@@ -108,7 +109,7 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         for layer, one in enumerate(config.windows or (0,) * config.num_layers)
     ]
     listed = architecture.window_by_layer or architecture.hybrid or architecture.own_layer_kinds
-    if listed and (set(kinds) != {"full_attention"} or architecture.full_every):
+    if listed and (set(kinds) != {"full_attention"} or architecture.full_every or architecture.hybrid):
         values["layer_types"] = kinds
     return values
 
@@ -210,14 +211,21 @@ def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         factor = math.sqrt(config.attention_scale * math.sqrt(config.latents.query))
         grown = yarn_attention_factor(scaling.factor) - 1
         parameters["mscale_all_dim"] = round((factor - 1) / grown, 10) if grown else 0.0
-    if config.rotary_dim is not None and config.latents is None:
-        parameters["partial_rotary_factor"] = config.rotary_dim / config.layer_heads[-1].size
+    usually_in_part = architecture.partial_rotary not in (None, 1)
+    if config.latents is None and (config.rotary_dim is not None or usually_in_part):
+        parameters["partial_rotary_factor"] = _share(config.rotated, config.layer_heads[-1].size)
     if config.query_growth is not None and architecture.query_growth:
         parameters["llama_4_scaling_beta"] = config.query_growth.beta
     if config.window_rope_theta is not None:
         window = {"rope_type": "default", "rope_theta": config.window_rope_theta}
         return values | {"rope_parameters": {"full_attention": parameters, "sliding_attention": window}}
     return values | {"rope_parameters": parameters}
+
+
+def _share(part: int, whole: int) -> float:
+    """Returns what a reader multiplies the whole by, and rounds down, to get the part."""
+    share = part / whole
+    return share if int(whole * share) == part else math.nextafter(share, math.inf)
 
 
 def _scaling(config: ModelConfig, scaling: RopeScaling) -> tuple[dict[str, Any], dict[str, Any]]:

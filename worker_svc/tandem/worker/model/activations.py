@@ -10,6 +10,12 @@ import torch
 from tandem.worker.checkpoints.layer_parts import Activation
 
 
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """Computes `x / (1 + exp(-x))`."""
+    wide = x.float()
+    return (wide / wide.neg().exp_().add_(1)).to(x.dtype)
+
+
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
     """Computes the square of what is above 0."""
     return x.relu().square_()
@@ -28,6 +34,8 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "relu": torch.relu,
     "relu2": squared_relu,
     "gelu_tanh": gelu_tanh,
 }

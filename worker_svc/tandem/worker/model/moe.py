@@ -163,7 +163,7 @@ def choose(
     chosen = wanted.topk(config.per_token, dim=-1).indices
     shares = scores.gather(1, chosen)
     if config.normalized:
-        shares = shares / shares.sum(-1, keepdim=True)
+        shares = shares / (shares.sum(-1, keepdim=True) + config.sum_offset)
     shares = shares if config.scale == 1 else shares * config.scale
     return (shares if weights is None else shares * weights[chosen]), chosen
 

@@ -27,6 +27,7 @@ QWEN = Experts(4, 2, INNER, True)
 GPT_OSS = Experts(4, 2, INNER, True, biases=True, clamped=ClampedSwiGLU(1.7, 0.5))
 GEMMA4 = Experts(4, 2, INNER, True, activation="gelu_tanh", weighed=True, logit_multiplier=0.5)
 SHARED = Experts(4, 3, INNER, False, (), "sigmoid", True, scale=1.5, shared_size=32, shared_router=True)
+LFM2 = replace(SHARED, normalized=True, scale=1.0, sum_offset=0.3, shared_size=0, shared_router=False)
 NEMOTRON = replace(SHARED, shared_router=False, activation="relu2", gated=False)
 ERRORS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -159,7 +160,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
 
 
 ROUTERS = [
-    QWEN, SHARED, GEMMA4, Experts(100, 8, 8, True), Experts(24, 4, 8, True, (), "sigmoid", True, 4, 2, 2.5),
+    QWEN, SHARED, LFM2, GEMMA4, Experts(100, 8, 8, True), Experts(24, 4, 8, True, (), "sigmoid", True, 4, 2, 2.5),
     Experts(12, 3, 8, False, groups=3, groups_per_token=2),
     Experts(24, 3, 8, False, groups=4, groups_per_token=2, best_of_group=1),
     Experts(16, 2, 8, True, score="mixer", jitter=0.1),

@@ -37,7 +37,7 @@ class Routing(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("bias", "weights")),
         *((name, _Size) for name in ("count", "per_row", "groups", "groups_per_row", "best_of_group")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "sum_offset")),
         *((name, ctypes.c_int32) for name in ("by_sigmoid", "normalized")),
     )
 
@@ -53,6 +53,7 @@ class Routing(ctypes.Structure):
             groups_per_row=config.groups_per_token,
             best_of_group=config.best_of_group,
             scale=config.scale,
+            sum_offset=config.sum_offset,
             by_sigmoid=config.score == "sigmoid",
             normalized=config.normalized,
         )

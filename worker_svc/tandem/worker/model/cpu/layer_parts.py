@@ -15,7 +15,7 @@ from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.experts import CompiledExperts, Routing
 from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.matrices import Matrix
-from tandem.worker.model.cpu.native.layers import ACTIVATIONS, GATES, Heads
+from tandem.worker.model.cpu.native.layers import ACTIVATIONS, Heads
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.unfinished import Unfinished
@@ -194,7 +194,7 @@ class Feeding(NamedTuple):
     @property
     def served(self) -> bool:
         """Tells whether its activation is compiled."""
-        return self.activation in (GATES if self.gated else ACTIVATIONS)
+        return self.activation in ACTIVATIONS
 
 
 class FeedingExperts(NamedTuple):

@@ -48,7 +48,7 @@ class JoinedExperts:
     ) -> None:
         """Joins the experts' matrices, which become views of what is joined; raises ValueError where that cannot be."""
         self._config, self._reproducible = config, reproducible
-        if (config.activation == "relu2") == config.gated:
+        if config.activation not in (("silu", "gelu_tanh") if config.gated else ("relu2",)):
             raise ValueError(f"no kernel for {config.activation} {'with' if config.gated else 'without'} a gate")
         self._first, self._first_bias = _joined([each.first for each in experts])
         self._down, self._down_bias = _joined([each.down for each in experts])

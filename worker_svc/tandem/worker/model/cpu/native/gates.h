@@ -2,7 +2,7 @@
 
 #include "numbers.h"
 
-enum { SILU = 0, GELU_TANH = 1, RELU2 = 2, CLAMPED = 3 };
+enum { SILU = 0, GELU_TANH = 1, RELU2 = 2, CLAMPED = 3, RELU = 4 };
 
 typedef struct {
     int32_t kind;
@@ -29,6 +29,7 @@ INLINE __m256 gated(const Gate *how, __m256 gate, __m256 up) {
     switch (how->kind) {
     case SILU: return _mm256_mul_ps(silu(gate), up);
     case GELU_TANH: return _mm256_mul_ps(gelu_tanh(gate), up);
+    case RELU: return _mm256_mul_ps(_mm256_max_ps(_mm256_setzero_ps(), gate), up);
     case RELU2: gate = _mm256_max_ps(_mm256_setzero_ps(), gate); return _mm256_mul_ps(_mm256_mul_ps(gate, gate), up);
     default:
         gate = _mm256_min_ps(most, gate);

@@ -24,8 +24,7 @@ from tandem.worker.model.unfinished import Unfinished
 LANES = 8  # sizes are multiples of it
 
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int6": 6}  # as in numbers.h
-ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2}  # as in gates.h
-GATES: tuple[Activation, ...] = ("silu", "gelu_tanh")  # those of a gate
+ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2, "relu": 4}  # as in gates.h
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
 
@@ -113,7 +112,7 @@ def activate(activation: Activation, x: torch.Tensor) -> torch.Tensor:
 
 
 def gate(activation: Activation, gate_up: torch.Tensor, size: int) -> torch.Tensor:
-    """`activation(gate) * up` of `[N, 2 size]`; the activation is one of `GATES`."""
+    """`activation(gate) * up` of `[N, 2 size]`."""
     rows = gate_up.shape[0]
     out = torch.empty((rows, size))
     calls().tandem_gate(

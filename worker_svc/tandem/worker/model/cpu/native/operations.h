@@ -81,7 +81,7 @@ int tandem_choose(const Choice *c, const Scored *by, int threads);
 typedef struct {
     const float *bias, *weights;  // [count] of who is chosen, and what each one's share is multiplied by; or 0
     int64_t count, per_row, groups, groups_per_row, best_of_group;
-    float scale;
+    float scale, sum_offset;         // sum_offset: added to the sum of shares before they are divided by it
     int32_t by_sigmoid, normalized;  // scores are sigmoids of logits, or else their softmax; shares add up to 1
 } Routing;
 

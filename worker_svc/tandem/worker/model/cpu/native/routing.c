@@ -88,7 +88,7 @@ static void route_row(const Routing *r, const float *logits, float *shares, int6
         sum += shares[n] = scores[chosen[n]];
     }
     for (int64_t n = 0; n < r->per_row; n++) {
-        if (r->normalized) shares[n] /= sum;
+        if (r->normalized) shares[n] /= sum + r->sum_offset;
         shares[n] *= r->scale;
         if (r->weights) shares[n] *= r->weights[chosen[n]];
     }

@@ -76,16 +76,14 @@ void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_
 // gate_up [rows, 2 size], rows `stride` apart -> out [rows, size] = activation(gate) * up. size % 8 == 0.
 void tandem_gate(int activation, const float *gate_up, float *out, int64_t rows, int64_t size, int64_t stride,
                  int threads) {
+    const Gate how = {activation, 0, 0};
 #pragma omp parallel for schedule(static) collapse(2) num_threads(threads) if (rows * size > 8192)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t first = 0; first < size; first += 512) {
             const float *gate = gate_up + row * stride, *up = gate + size;
             const int64_t last = first + 512 < size ? first + 512 : size;
-            for (int64_t i = first; i < last; i += 8) {
-                const __m256 g = _mm256_loadu_ps(gate + i);
-                const __m256 v = activation == SILU ? silu(g) : gelu_tanh(g);
-                _mm256_storeu_ps(out + row * size + i, _mm256_mul_ps(v, _mm256_loadu_ps(up + i)));
-            }
+            for (int64_t i = first; i < last; i += 8)
+                _mm256_storeu_ps(out + row * size + i, gated(&how, _mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
         }
 }
 

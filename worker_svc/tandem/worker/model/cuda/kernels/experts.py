@@ -62,7 +62,7 @@ def _in_best_groups(
 
 @triton.jit
 def _route(
-    logits, bias, weights, shares, chosen, experts, scale, jitter,
+    logits, bias, weights, shares, chosen, experts, scale, offset, jitter,
     PER_ROW: tl.constexpr, E_PAD: tl.constexpr, T_PAD: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_PER_ROW: tl.constexpr, G_PAD: tl.constexpr, BEST: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr,
     NORMALIZED: tl.constexpr, WEIGHED: tl.constexpr,
@@ -99,7 +99,7 @@ def _route(
         share = tl.where(turn == t, weight, share)
         wanted = tl.where(expert == best, float("-inf"), wanted)
     if NORMALIZED:
-        share /= tl.sum(share, 0)
+        share /= tl.sum(share, 0) + offset
     if WEIGHED:
         share *= tl.load(weights + number)
     at = row * PER_ROW + turn
@@ -175,7 +175,7 @@ def route(
         _route[(rows,)](
             logits.contiguous(), logits if bias is None else bias, shares if weights is None else weights, shares,
             chosen, count,
-            1.0 if mixer else float(experts.scale), float(experts.jitter), experts.per_token,
+            1.0 if mixer else float(experts.scale), float(experts.sum_offset), float(experts.jitter), experts.per_token,
             triton.next_power_of_2(count), triton.next_power_of_2(experts.per_token), experts.groups,
             experts.groups_per_token, triton.next_power_of_2(experts.groups), experts.best_of_group,
             _SCORES[experts.score],
