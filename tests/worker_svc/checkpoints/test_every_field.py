@@ -460,8 +460,8 @@ def test_junk_in_any_field_is_refused_or_harmless_but_never_another_error(name: 
     assert refused > 50
 
 
-# longrope is Phi-3's alone, proportional Gemma 4's, whose folders are among `FOLDERS`.
-@pytest.mark.parametrize("kind", [kind for kind in ROPE if kind not in ("longrope", "proportional")])
+# proportional is Gemma 4's alone, whose folder is among `FOLDERS`.
+@pytest.mark.parametrize("kind", [kind for kind in ROPE if kind != "proportional"])
 def test_every_parameter_of_rope_is_used_or_refused(kind: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "rope_type": kind,
@@ -473,6 +473,8 @@ def test_every_parameter_of_rope_is_used_or_refused(kind: str, tmp_path: Path) -
         "beta_fast": 8.0,
         "beta_slow": 2.0,
         "truncate": False,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [1.0, 2.5, 4.0, 5.0, 6.0, 8.0],
     }
     rope = {key: value for key, value in values.items() if key in ROPE[kind]}
     reference = saved("Llama", tmp_path, rope_parameters=dict(rope))
