@@ -84,6 +84,11 @@ class CompiledLayer:
         """Up to how many rows a call pays."""
         return MOST_WIDE_ROWS if self._wide else MOST_ROWS
 
+    @property
+    def has_experts(self) -> bool:
+        """Tells whether its feed-forward part has experts."""
+        return self._experts is not None
+
     def experts_room(self, rows: int) -> int:
         """Returns the bytes that experts of so many rows need."""
         return 0 if self._experts is None else self._experts.room(rows)
@@ -180,12 +185,26 @@ class CompiledLayer:
         return step.normed if self._struct.enter_mlp.weight else x
 
 
+class Alike:
+    """Layers of the same kind, and what they need in each step."""
+
+    def __init__(self, layers: Sequence[CompiledLayer]) -> None:
+        self.most_rows = min(layer.most_rows for layer in layers)
+        widths = {name: max(layer.rooms[name] for layer in layers) for name in ROOMS}
+        self.rooms = {name: width for name, width in widths.items() if width}  # numbers a row
+        self._with_experts = [layer for layer in layers if layer.has_experts]
+
+    def experts_room(self, rows: int) -> int:
+        """Returns the bytes that experts of so many rows need."""
+        return max((layer.experts_room(rows) for layer in self._with_experts), default=0)
+
+
 class CompiledStep:
     """What all layers of the same kind share in one step: where rows go, and room for what they compute."""
 
     def __init__(
         self,
-        layers: Sequence[CompiledLayer],
+        alike: Alike,
         cache: KVCache,
         rotation: Rotation,
         growth: torch.Tensor | None,
@@ -193,12 +212,12 @@ class CompiledStep:
         plan: NativePlan | NativeSelectingPlan,
         inputs: torch.Tensor | None,
     ) -> None:
-        """`layers`: those of the kind; `inputs`: what all layers are given beside the stream, `[N, layers, size]`."""
+        """`inputs`: what all layers are given beside the stream, `[N, layers, size]`."""
         work, rows = plan.work, slots.shape[1]
         far = plan.far if isinstance(plan, NativeSelectingPlan) else None
         keys = work.keys + (0 if far is None else far.keys)
-        rooms = {name: torch.empty((rows, max(layer.rooms[name] for layer in layers))) for name in ROOMS}
-        experts_room = torch.empty(max(layer.experts_room(rows) for layer in layers), dtype=torch.uint8)
+        rooms = {name: torch.empty((rows, width)) for name, width in alike.rooms.items()}
+        experts_room = torch.empty(alike.experts_room(rows), dtype=torch.uint8)
         self.normed = rooms["normed"]
         threads = torch.get_num_threads()
         self._kept = (rotation, growth, slots, plan, rooms, experts_room, inputs)  # what `struct` points at
@@ -222,7 +241,7 @@ class CompiledStep:
             format=FORMATS[cache.shape.format.name],
             threads=threads,
             attention_threads=threads
-            if keys * max(rooms["mixed"].shape[1], rooms["attended"].shape[1]) > WORTH_A_THREAD
+            if keys * max(alike.rooms.get("mixed", 0), alike.rooms.get("attended", 0)) > WORTH_A_THREAD
             else 1,
             experts_room=experts_room.data_ptr(),
             inputs=None if inputs is None else inputs.data_ptr(),

@@ -15,7 +15,7 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
 from tandem.worker.model.attention import Plan
-from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind
+from tandem.worker.model.cpu.layer import Alike, CompiledLayer, CompiledStep, LayerKind
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
 from tandem.worker.model.cpu.selection import NativeSelectingPlan
@@ -40,10 +40,11 @@ class CompiledStack:
         """Takes all layers; None are those that are always computed piece by piece."""
         self._layers = layers
         self._turns = (ctypes.c_void_p * len(layers))(*(each and each.layer.turn for each in layers))
-        self._kinds: dict[LayerKind, list[CompiledLayer]] = {}
+        kinds: dict[LayerKind, list[CompiledLayer]] = {}
         for each in layers:
             if each is not None:
-                self._kinds.setdefault(each.kind, []).append(each.layer)
+                kinds.setdefault(each.kind, []).append(each.layer)
+        self._kinds = {kind: Alike(some) for kind, some in kinds.items()}
 
     def steps(
         self,
@@ -59,10 +60,10 @@ class CompiledStack:
         if type(operations) is not NativeOperations or not stores_rows(cache):
             return {}
         return {
-            kind: CompiledStep(some, cache, rotations[kind[1]], growth, slots, plan, inputs)
-            for kind, some in self._kinds.items()
+            kind: CompiledStep(alike, cache, rotations[kind[1]], growth, slots, plan, inputs)
+            for kind, alike in self._kinds.items()
             if isinstance(plan := plans[kind[0]], NativePlan | NativeSelectingPlan)
-            and slots.shape[1] <= min(each.most_rows for each in some)
+            and slots.shape[1] <= alike.most_rows
         }
 
     def run(
