@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tandem.worker.engine.sampler.sums import row_sums
+from tandem.worker.model.cpu import native
 
 CANDIDATES = 512
 _BUCKETS, _BUCKETS_A_NAT = 4096, 64.0
@@ -142,6 +143,8 @@ class Ordered:
 def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the CANDIDATES largest of each row (or all, where there are fewer) in descending order, and their ids."""
     rows, vocabulary = logits.shape
+    if logits.device.type == "cpu" and native.available():
+        return native.largest(logits, min(CANDIDATES, vocabulary))
     groups = vocabulary // _GROUP
     if groups <= 2 * CANDIDATES:
         values, ids = logits.topk(min(CANDIDATES, vocabulary), dim=-1)

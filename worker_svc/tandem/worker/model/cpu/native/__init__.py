@@ -163,6 +163,19 @@ def float8_product(x: torch.Tensor, panels: torch.Tensor, scale: torch.Tensor) -
     return out
 
 
+def largest(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest of each row of `x [rows, n]` fp32, at most n, in falling order, and their places: each
+    `[rows, count]`. Of equal ones the first are taken, and come first."""
+    x = x.contiguous()
+    rows, n = x.shape
+    values, places = torch.empty((rows, count)), torch.empty((rows, count), dtype=torch.int64)
+    if calls().tandem_largest(
+        x.data_ptr(), rows, n, count, values.data_ptr(), places.data_ptr(), torch.get_num_threads()
+    ):
+        raise MemoryError("no memory to order logits")
+    return values, places
+
+
 def wide_serves(dtype: torch.dtype) -> bool:
     """Whether the processor has the instructions for `wide_product` with weights of this dtype."""
     return available() and dtype in WIDE_KINDS and calls().tandem_wide_serves() > 0

@@ -55,6 +55,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "heads": ([_POINTER, _SIZE, *[_POINTER] * 2, _SIZE, _NUMBER], ctypes.c_int),
     "experts_room": ([_POINTER, _SIZE], ctypes.c_int64),
     "experts": ([*[_POINTER] * 6, _SIZE, _NUMBER], None),
+    "largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2, _NUMBER], ctypes.c_int),
     "layers": ([_POINTER, _SIZE, *[_POINTER] * 2, _NUMBER], ctypes.c_int),
 }
 
@@ -65,7 +66,7 @@ SOURCES = CSources(
         # The compiler takes longest for the first ones.
         *("quantized_wide.c", "digits_wide.c", "products.c", "attention_wide.c", "single_row.c", "digits.c"),
         *("panels.c", "panels_wide.c", "rows.c", "store.c", "attention.c", "attention_wide_fp8.c", "layer.c"),
-        *("heads.c", "experts.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
+        *("heads.c", "experts.c", "largest.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
         *("selection.c", "selection_wide.c"),
     ),
     (

@@ -50,6 +50,7 @@ void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const f
                              const Pages *keys, const Pages *values, int format, const int64_t *slots, int64_t rows,
                              int64_t page_size, int threads);
 void tandem_store(const float *from, const Pages *pages, int64_t place, int64_t count, int format);
+int tandem_largest(const float *x, int64_t rows, int64_t n, int64_t count, float *values, int64_t *places, int threads);
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
                      int64_t table_width, int apart, const float *q, int64_t stride, float *out, int64_t kv_heads,
