@@ -356,6 +356,23 @@ def test_what_is_not_served_is_refused_by_name(name: str, change: dict[str, Any]
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8", "modelopt FP8"])
+def test_a_part_of_a_matrix_is_that_part_of_its_numbers(name: str, tmp_path: Path) -> None:
+    save_stored(tmp_path, name)
+    matrices = [each for _, each in open_checkpoint(tmp_path).tensors() if not isinstance(each, torch.Tensor)]
+    assert len(matrices) == 14
+    for matrix in matrices:
+        numbers, part = matrix.dequantize(), matrix[7:40].columns(slice(32, 96))
+        assert torch.equal(part.dequantize(), numbers[7:40, 32:96])
+        for whole, its in ((matrix, numbers), (part, numbers[7:40, 32:96])):
+            kept = whole.float8() or whole.grouped()
+            assert (kept is None) == (name == "mxfp8")
+            assert kept is None or torch.equal(kept.dequantize(), its)
+    if "modelopt" not in name:
+        with pytest.raises(ValueError, match="columns 8 to 96 cut a group of"):
+            matrices[0].columns(slice(8, 96))
+
+
 def with_tensors(folder: Path, change: Callable[[Parts], Parts]) -> None:
     tensors = change(load_file(folder / "model.safetensors"))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
