@@ -70,7 +70,6 @@ def main(rank: int, ranks: int, store: str, kind: str, reproducible: bool) -> No
             built = build_engine(config, checkpoint=engines.checkpoint(MODELS[kind]), ranks=Ranks(rank, ranks, group))
         found = engines.answers(built, requests())
         assert not card.replays, "steps of several ranks are not recorded"
-        assert built.row_invariant or not reproducible
     print(json.dumps(found), flush=True)
     dist.destroy_process_group()
 

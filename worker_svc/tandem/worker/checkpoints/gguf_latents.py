@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
@@ -134,8 +133,8 @@ def glm_dsa(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, A
 
 
 def _indexed(fields: Fields, config: ModelConfig, facts: Facts, choosing: tuple[int, ...]) -> Mapping[str, Any]:
-    sizes = [fields.integer(INDEX_KEYS[f"indexer.{name}"]) for name in ("heads", "size", "most")]
-    indexer = build(partial(Indexer, *sizes), fields, INDEX_KEYS, layers=choosing)
+    heads, size, most = (fields.integer(INDEX_KEYS[f"indexer.{name}"]) for name in ("heads", "size", "most"))
+    indexer = build(Indexer, fields, INDEX_KEYS, heads=heads, size=size, most=most, layers=choosing)
     said = {**latents(fields, config, facts, scored=2)}
     return {**said, "architecture": config.architecture, "indexer": indexer}
 
