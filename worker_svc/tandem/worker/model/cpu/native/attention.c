@@ -251,7 +251,10 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
         (several > many ? several : many) + room_of(rows, head_dim, page_size) + (apart ? gathered_of(&a) : 0);
     const int64_t parts = (pieces + share - 1) / share;
     const int there = format == FP8 ? wide_fp8_is_there() : wide_is_there();
-    const Way *way = wide_allowed && there ? &wide_attention : &narrow;
+    // The same with any number of queries: their bits differ.
+    const Way *wide =
+        digits_in(&a) || (format == INT4 && head_dim % 128 == 0) ? &wide_attention_digits : &wide_attention;
+    const Way *way = wide_allowed && there ? wide : &narrow;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

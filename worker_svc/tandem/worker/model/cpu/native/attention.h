@@ -118,13 +118,11 @@ INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of
 INLINE int64_t wide_of(int64_t d) { return whole(d, 64); }
 
 // Numbers of a piece, and of what is only needed within a page. All begin at whole cache lines.
-INLINE int64_t numbers_of(int64_t rows, int64_t d) {
-    return rows * (2 * wide_of(d) + wide_of(d) / 2) + whole(3 * rows, 16);
-}
+INLINE int64_t numbers_of(int64_t rows, int64_t d) { return rows * 3 * wide_of(d) + whole(3 * rows, 16); }
 
 INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {
     const int64_t width = whole(size, 16);
-    return rows * (width + width / 2) + whole(rows, 16) + size * wide_of(d);
+    return rows * (width + width / 2) + whole(rows, 16) + width * wide_of(d);
 }
 
 INLINE Piece piece(float *room, int64_t rows, int64_t d) {
@@ -147,8 +145,8 @@ typedef struct {
     void (*end)(const Attention *a, const int32_t *block, int64_t head, const Piece *of);
 } Way;
 
-// By AVX-512 with VNNI (attention_wide.c), of fp8 with VBMI too.
-extern const Way wide_attention;
+// By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too.
+extern const Way wide_attention, wide_attention_digits;
 int wide_fp8_is_there(void);
 
 // clang-format off

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "attention.h"
+#include "attention_wide.h"
 
 #define UNIT_OF 32  // numbers
 #define FEW_WIDE 8  // as FEW
@@ -14,42 +14,7 @@
 #define WIDE_COLUMNS 8  // vectors at most
 #define MOST_VECTORS 4  // that are loaded at once
 
-// What is read next is asked for into the first cache, SOON bytes before it is read: first the rest of these keys or
-// values, then the beginning of those that follow. Past the other caches where nobody else looks at them in this step.
-#define SOON 8192
-
-typedef struct {
-    const char *next, *end, *then, *then_end;
-    int64_t step;  // bytes, those of KEYS vectors
-    int once;
-} Soon;
-
-INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_which, int64_t next) {
-    const int64_t length = length_of(a->format, a->head_dim), bytes = a->page_size * length;
-    const int64_t constants = constants_of(a->format, a->head_dim) * 4, some = bytes < SOON ? bytes : SOON;
-    const char *from = (const char *)a->part[which][0] + first * length;
-    const char *then = (const char *)a->part[next_which][0] + next * length;
-    if (constants) ask_for_all((const char *)a->part[next_which][1] + next * constants, a->page_size * constants);
-    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->once};
-    return soon;
-}
-
-INLINE void ask_soon(Soon *soon) {
-    if (soon->next >= soon->end) {
-        if (!soon->then) return;
-        soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
-    }
-    if (soon->once)
-        for (int64_t i = 0; i < soon->step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_NTA);
-    else
-        for (int64_t i = 0; i < soon->step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_T0);
-    soon->next += soon->step;
-}
-
 INLINE int in_twos(const int format) { return format == BF16 || format == INT4; }
-
-// The first `count` of 32 bits.
-INLINE __mmask32 first_of(int64_t count) { return count >= UNIT_OF ? ~(__mmask32)0 : ((__mmask32)1 << count) - 1; }
 
 // Vectors that are loaded at once, and numbers.
 INLINE int vectors_of(const int format) { return format == FP8 ? 4 : 2; }
@@ -134,18 +99,6 @@ INLINE void make_units(const int format, Vector first, int64_t d, int64_t keys, 
             for (int n = 0; n < vectors_of(format); n++) _mm512_store_ps(room + i + 16 * n, numbers[n]);
         }
     }
-}
-
-// The sums of four vectors, their lanes always added in one order.
-INLINE __m128 wide_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-    const __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
 INLINE void score_unit(const int format, const int full, const int rows, const int keys, const float *q, Vector k,

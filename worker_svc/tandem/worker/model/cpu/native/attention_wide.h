@@ -1,0 +1,112 @@
+// What all of attention by AVX-512 shares: what is asked for ahead, and the softmax.
+
+#pragma once
+
+#include "attention.h"
+
+// What is read next is asked for into the first cache, SOON bytes before it is read: first the rest of these keys or
+// values, then the beginning of those that follow. Past the other caches where nobody else looks at them in this step.
+#define SOON 8192
+
+typedef struct {
+    const char *next, *end, *then, *then_end;
+    int64_t step;  // bytes, those of KEYS vectors
+    int once;
+} Soon;
+
+INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_which, int64_t next) {
+    const int64_t length = length_of(a->format, a->head_dim), bytes = a->page_size * length;
+    const int64_t constants = constants_of(a->format, a->head_dim) * 4, some = bytes < SOON ? bytes : SOON;
+    const char *from = (const char *)a->part[which][0] + first * length;
+    const char *then = (const char *)a->part[next_which][0] + next * length;
+    if (constants) ask_for_all((const char *)a->part[next_which][1] + next * constants, a->page_size * constants);
+    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->once};
+    return soon;
+}
+
+INLINE void ask_soon_for(Soon *soon, const int64_t step) {
+    if (soon->next >= soon->end) {
+        if (!soon->then) return;
+        soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
+    }
+    if (soon->once)
+        for (int64_t i = 0; i < step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_NTA);
+    else
+        for (int64_t i = 0; i < step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_T0);
+    soon->next += step;
+}
+
+INLINE void ask_soon(Soon *soon) { ask_soon_for(soon, soon->step); }
+
+// The first `count` of 32 bits.
+INLINE __mmask32 first_of(int64_t count) { return count >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << count) - 1; }
+
+// The sums of four vectors, their lanes always added in one order.
+INLINE __m128 wide_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    const __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+// As `exponential`.
+INLINE __m512 wide_exponential(__m512 x) {
+    const __m512 least = _mm512_set1_ps(-87.3f), most = _mm512_set1_ps(88.37f), one = _mm512_set1_ps(1.0f);
+    const __mmask16 stays = _mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ);
+    x = _mm512_min_ps(most, _mm512_max_ps(least, x));  // in this order of operands NaN goes through
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)),
+                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693359375f), x);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
+    __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.3981999507e-3f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1f));
+    y = _mm512_fmadd_ps(y, _mm512_mul_ps(r, r), _mm512_add_ps(r, one));
+    return _mm512_maskz_scalef_ps(stays, y, n);
+}
+
+// As `soft_cap`.
+INLINE void wide_soft_cap(float *s, int64_t width, float cap) {
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), most = _mm512_set1_ps(cap);
+    const __m512 doubled = _mm512_set1_ps(2.0f / cap);
+    for (int64_t i = 0; i < width; i += 16) {
+        const __m512 power = wide_exponential(_mm512_mul_ps(_mm512_load_ps(s + i), doubled));
+        const __m512 tanh = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, power)));
+        _mm512_store_ps(s + i, _mm512_mul_ps(tanh, most));
+    }
+}
+
+// As `soften`; o has `wide` numbers.
+INLINE void wide_soften(float *s, int64_t width, int64_t first, int64_t last, float *o, int64_t wide, float *m,
+                        float *l) {
+    for (int64_t i = 0; i < first && i < width; i++) s[i] = -INFINITY;
+    for (int64_t i = last > 0 ? last : 0; i < width; i++) s[i] = -INFINITY;
+    if (first >= last) {
+        memset(s, 0, (size_t)width * sizeof(float));
+        return;
+    }
+    __m512 most = _mm512_set1_ps(*m);
+    for (int64_t i = 0; i < width; i += 16) most = _mm512_max_ps(_mm512_load_ps(s + i), most);
+    const float largest = _mm512_reduce_max_ps(most);
+    const __m512 shift = _mm512_set1_ps(largest);
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 16) {
+        const __m512 weight = wide_exponential(_mm512_sub_ps(_mm512_load_ps(s + i), shift));
+        sum = _mm512_add_ps(sum, weight);
+        _mm512_store_ps(s + i, weight);
+    }
+    if (largest > *m) {
+        const __m512 shrink = wide_exponential(_mm512_set1_ps(*m - largest));
+        for (int64_t i = 0; i < wide; i += 16) _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
+        *l *= _mm512_cvtss_f32(shrink);
+        *m = largest;
+    }
+    *l += _mm_cvtss_f32(wide_sums(sum, sum, sum, sum));
+}

@@ -1,0 +1,618 @@
+// Attention over int8, int6 and int4 by AVX-512 with VNNI, in whole numbers: queries and weights are digits too, of 16
+// bits, and of 24 with int4, of which fp32 has no more. Of int4 only vectors of whole 128 numbers; others become fp32.
+//
+//     s   = a sum_g(k_g sum(Q K) + low_g sum(Q))    Q = round(q / a), a: one step a query and head
+//     o  += b_g sum(W V) + sum(p low_g)             W = round(p v_g / b_g), b: one step a page, of int4 and a group
+//
+// K and V are stored digits, made unsigned, which is corrected at the end; k_g, v_g and low_g their vector's constants, g
+// the groups of int4: other formats have one step a vector, and no lowest value. vpdpbusd multiplies four bytes of K or V
+// by four of the signed bytes that Q and W are made of, their planes, and adds them up in each of 16 lanes.
+//
+// So digits become tiles: 16 lanes of four bytes. A lane of keys has four numbers of one key; four keys lie beside each
+// other in each of four blocks of four lanes, whose numbers differ. A lane of values has the same number of four values.
+// Nothing is added up across lanes but at the end, for 16 keys at once, in whole numbers where they have one scale.
+//
+// Sums are exact: those of 256 digits of a key, or 32 of int4, and those of a page's at most 256 values stay below 2^31.
+
+#include "attention.h"
+
+// From here on, for such processors only. What may hold such instructions begins with `wide_attention`.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
+#endif
+
+#include "attention_wide.h"
+
+#define UNIT 64   // numbers of a vector, that become a tile with those of three more
+#define SPAN 256  // numbers whose products are added up in whole numbers
+#define TILE 64   // bytes
+#define MOST_PLANES 3
+#define MOST_16 32639.0f    // of two signed bytes, 127 * 257
+#define MOST_24 8355000.0f  // of three, and a little room for what rounding a quotient adds
+#define MOST_INT4 4194303.0f
+
+// sum += a * b, of which a is unsigned. With the intrinsic, gcc 12 copies the sum before it and behind it.
+INLINE void add_products(__m512i *sum, __m512i a, __m512i b) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
+}
+
+// Rows that are computed at once: their sums and what they are made of fill the registers.
+INLINE int rows_of(const int format) { return format == INT4 ? 1 : 2; }
+INLINE int planes_of(const int format) { return format == INT4 ? 3 : 2; }
+INLINE int32_t zero_of(const int format) { return format == INT8 ? 128 : format == INT6 ? 32 : 0; }
+
+// Groups of 32 numbers whose constants may differ, in fours.
+INLINE int64_t sets_of(int64_t d) { return (d + 127) / 128; }
+
+// In which unit a number is, and which of its bytes: with int4 a unit has the even numbers of 128, or the odd ones, so
+// that a block has one group's; with int6 the even ones of 64 come first.
+INLINE int64_t place_of(const int format, int64_t n) {
+    if (format == INT4) return n / 128 * 128 + n % 2 * 64 + n % 128 / 2;
+    return format == INT8 ? n : n / 64 * 64 + n % 64 / 2 + n % 2 * 32;
+}
+
+// Units that are loaded at once: with int4 both, in the lower and the upper half of bytes.
+INLINE int64_t units_of(const int format) { return format == INT4 ? 2 : 1; }
+INLINE __m512i half_of(const int format, __m512i bytes, int64_t unit) {
+    if (format != INT4) return bytes;
+    return _mm512_and_si512(_mm512_srli_epi16(bytes, (unsigned)(unit % 2 * 4)), _mm512_set1_epi8(15));
+}
+
+// A unit of a vector from number i on, unsigned; 0 behind its end, if it has no `full` unit.
+INLINE __m512i unit_of(const int format, const int full, const uint8_t *from, int64_t i, int64_t d) {
+    if (format == INT8) {
+        const __mmask64 mask = full ? ~(__mmask64)0 : ((__mmask64)1 << (d - i)) - 1;
+        const __m512i raw = full ? _mm512_loadu_si512(from + i) : _mm512_maskz_loadu_epi8(mask, from + i);
+        return _mm512_xor_si512(raw, _mm512_set1_epi8((char)128));
+    }
+    if (format == INT4) return _mm512_loadu_si512(from + i / 2);
+    const __m512i shifts =
+        _mm512_setr_epi64(0, 0, 0, 0, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004);
+    const uint8_t *low = from + i / 2;
+    const __m256i packed =
+        full ? _mm256_loadu_si256((const __m256i *)low) : _mm256_maskz_loadu_epi8(first_of((d - i) / 2), low);
+    const __m512i fours = _mm512_srlv_epi16(_mm512_broadcast_i64x4(packed), shifts);
+    const uint8_t *high = from + d / 2 + i / 4;
+    const __m128i few =
+        full ? _mm_loadu_si128((const __m128i *)high) : _mm_maskz_loadu_epi8((__mmask16)first_of((d - i) / 4), high);
+    __m512i twos = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(few));
+    twos = _mm512_or_si512(twos, _mm512_slli_epi16(twos, 4));
+    // What both halves are shifted by: those of even numbers by four, the others by two.
+    const __m512i places =
+        _mm512_setr_epi64(0x0004000400040004, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004,
+                          0x0002000200020002, 0x0002000200020002, 0x0002000200020002, 0x0002000200020002);
+    twos = _mm512_and_si512(_mm512_sllv_epi16(twos, places), _mm512_set1_epi8(0x30));
+    return _mm512_ternarylogic_epi32(twos, fours, _mm512_set1_epi8(15), 0xf8);  // a | b & c
+}
+
+// The steps and lowest values of four vectors in four groups: lane 4 g + n is that of vector n in group 4 `set` + g.
+INLINE void four_constants(const float *from, const int64_t apart[4], int64_t d, int64_t set, float *to) {
+    const int64_t groups = d / 32;
+    const __m512i turned = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+    __m512 both[2];  // of two vectors, their steps and lowest values
+    for (int n = 0; n < 2; n++) {
+        const float *one = from + apart[2 * n] + 4 * set, *other = from + apart[2 * n + 1] + 4 * set;
+        __m512 all = _mm512_castps128_ps512(_mm_loadu_ps(one));
+        all = _mm512_insertf32x4(all, _mm_loadu_ps(one + groups), 1);
+        all = _mm512_insertf32x4(all, _mm_loadu_ps(other), 2);
+        both[n] = _mm512_insertf32x4(all, _mm_loadu_ps(other + groups), 3);
+    }
+    _mm512_store_ps(to, _mm512_permutex2var_ps(both[0], turned, both[1]));
+    _mm512_store_ps(to + 16, _mm512_permutex2var_ps(both[0], _mm512_add_epi32(turned, _mm512_set1_epi32(4)), both[1]));
+}
+
+// Four vectors' units become four tiles: of keys, lane 4 i + n of tile t has the bytes 16 i + 4 t to 16 i + 4 t + 3 of key
+// n; of values, byte 16 i + 4 t + n of each.
+INLINE void four_tiles(const int format, const int which, const int full, const uint8_t *from, const int64_t apart[4],
+                       int64_t i, int64_t d, __m512i to[4]) {
+    __m512i x[4];
+    for (int n = 0; n < 4; n++) x[n] = unit_of(format, full, from + apart[n], i, d);
+    if (which) {
+        const __m512i ab = _mm512_unpacklo_epi8(x[0], x[1]), cd = _mm512_unpacklo_epi8(x[2], x[3]);
+        const __m512i more = _mm512_unpackhi_epi8(x[0], x[1]), others = _mm512_unpackhi_epi8(x[2], x[3]);
+        to[0] = _mm512_unpacklo_epi16(ab, cd), to[1] = _mm512_unpackhi_epi16(ab, cd);
+        to[2] = _mm512_unpacklo_epi16(more, others), to[3] = _mm512_unpackhi_epi16(more, others);
+    } else {
+        const __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
+        const __m512i more = _mm512_unpackhi_epi32(x[0], x[1]), others = _mm512_unpackhi_epi32(x[2], x[3]);
+        to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
+        to[2] = _mm512_unpacklo_epi64(more, others), to[3] = _mm512_unpackhi_epi64(more, others);
+    }
+}
+
+// Those of one unit of values.
+INLINE void four_unit_tiles(const int format, const int full, const uint8_t *from, const int64_t apart[4], int64_t unit,
+                            int64_t d, __m512i to[4]) {
+    four_tiles(format, 1, full, from, apart, unit / units_of(format) * units_of(format) * UNIT, d, to);
+    for (int t = 0; t < 4; t++) to[t] = half_of(format, to[t], unit);
+}
+
+// How far four vectors lie from the first of them, of what is `length` long; behind the last one comes that again.
+INLINE void lay_apart(int64_t length, int64_t left, int64_t apart[4]) {
+    for (int64_t n = 0; n < 4; n++) apart[n] = (n < left ? n : left > 0 ? left - 1 : 0) * length;
+}
+
+// Four keys' tiles, the first of which goes to `to` and the one of the next t four further; their constants [set][2][16].
+INLINE void make_key_tiles(const int format, const int64_t d, const uint8_t *from, const int64_t apart[4],
+                           const float *by, const int64_t few_apart[4], char *to, float *constants) {
+    if (format == INT4)
+        for (int64_t set = 0; set < sets_of(d); set++) four_constants(by, few_apart, d, set, constants + set * 32);
+    for (int64_t i = 0; i < d; i += units_of(format) * UNIT) {
+        __m512i tile[4];
+        if (i + UNIT <= d) four_tiles(format, 0, 1, from, apart, i, d, tile);
+        else four_tiles(format, 0, 0, from, apart, i, d, tile);
+        for (int64_t unit = 0; unit < units_of(format); unit++, to += 16 * TILE)
+            for (int t = 0; t < 4; t++) _mm512_store_si512(to + 4 * t * TILE, half_of(format, tile[t], unit));
+    }
+}
+
+// 16 keys become tiles [unit][t][4 keys], and their constants [4 keys][set][2][16].
+INLINE void make_16_key_tiles(const int format, const int64_t d, const Attention *a, int64_t first, int64_t left,
+                              char *tiles, float *constants, Soon *soon) {
+    const int64_t length = length_of(format, d), few = constants_of(format, d), sets = sets_of(d);
+    const uint8_t *from = (const uint8_t *)a->part[0][0] + first * length;
+    const float *by = (const float *)a->part[0][1] + first * few;
+    int64_t apart[4] = {0, length, 2 * length, 3 * length}, few_apart[4] = {0, few, 2 * few, 3 * few};
+    if (left >= 16)
+        for (int64_t four = 0; four < 4; four++) {
+            ask_soon_for(soon, KEYS * length);
+            make_key_tiles(format, d, from + 4 * four * length, apart, by + 4 * four * few, few_apart,
+                           tiles + four * TILE, constants + four * sets * 32);
+        }
+    else
+        for (int64_t four = 0; four < 4; four++) {
+            const int64_t at = 4 * four < left ? 4 * four : left - 1;
+            lay_apart(length, left - at, apart);
+            lay_apart(few, left - at, few_apart);
+            if (at + KEYS <= left) ask_soon_for(soon, KEYS * length);
+            make_key_tiles(format, d, from + at * length, apart, by + at * few, few_apart, tiles + four * TILE,
+                           constants + four * sets * 32);
+        }
+}
+
+// What is known of a row's query: planes [plane][whole units], and behind them what their sums add up to, of each group
+// as floats, or of each span as whole numbers, times ZERO.
+typedef struct {
+    const int8_t *planes;
+    const float *group_sums;
+    const int32_t *span_sums;
+} Query;
+
+INLINE Query query_of(const Piece *of, int64_t row, int64_t d) {
+    const int64_t wide = wide_of(d);
+    const int8_t *planes = (const int8_t *)of->few_q + row * 4 * wide, *sums = planes + MOST_PLANES * wide;
+    const Query query = {planes, (const float *)sums, (const int32_t *)sums};
+    return query;
+}
+
+INLINE void multiply_tiles(const int format, const int rows, const Query *queries, int64_t wide, int64_t unit,
+                           const char *tiles, __m512i sum[2][MOST_PLANES][4]) {
+    const int planes = planes_of(format);
+#define TURN(T)                                                                                                        \
+    {                                                                                                                  \
+        __m512i tile[4];                                                                                               \
+        for (int n = 0; n < 4; n++) tile[n] = _mm512_load_si512(tiles + (4 * T + n) * TILE);                           \
+        for (int r = 0; r < rows; r++)                                                                                 \
+            for (int p = 0; p < planes; p++) {                                                                         \
+                const __m512i all = _mm512_load_si512(queries[r].planes + p * wide + unit * UNIT);                     \
+                const __m512i q = _mm512_shuffle_epi32(all, T * 0x55);                                                 \
+                for (int n = 0; n < 4; n++) add_products(&sum[r][p][n], tile[n], q);                                   \
+            }                                                                                                          \
+    }
+    TURN(0)
+    TURN(1)
+    TURN(2)
+    TURN(3)
+#undef TURN
+}
+
+// What planes add up to: the lowest first, each 256 times the one before.
+INLINE __m512i joined_planes(const int format, __m512i sum[MOST_PLANES][4], int n) {
+    const __m512i two = _mm512_add_epi32(_mm512_slli_epi32(sum[1][n], 8), sum[0][n]);
+    return format == INT4 ? _mm512_add_epi32(_mm512_slli_epi32(sum[2][n], 16), two) : two;
+}
+
+// The sums of the blocks of four vectors, beside each other.
+#define SUMS_OF_BLOCKS(NAME, TYPE, SHUFFLE, ADD)                                                                       \
+    INLINE TYPE NAME(const TYPE x[4]) {                                                                                \
+        const TYPE ab = ADD(SHUFFLE(x[0], x[1], 0x44), SHUFFLE(x[0], x[1], 0xee));                                     \
+        const TYPE cd = ADD(SHUFFLE(x[2], x[3], 0x44), SHUFFLE(x[2], x[3], 0xee));                                     \
+        return ADD(SHUFFLE(ab, cd, 0x88), SHUFFLE(ab, cd, 0xdd));                                                      \
+    }
+SUMS_OF_BLOCKS(whole_sums, __m512i, _mm512_shuffle_i32x4, _mm512_add_epi32)
+SUMS_OF_BLOCKS(float_sums, __m512, _mm512_shuffle_f32x4, _mm512_add_ps)
+
+// s [rows, width] of 16 keys and 1 or 2 rows; `k_scale` has those of `keys`.
+INLINE void score_tiles(const int format, const int64_t d, const int rows, const Piece *of, int64_t row,
+                        const char *tiles, const float *constants, const float *k_scale, int64_t keys, float *s,
+                        int64_t width) {
+    const int64_t units = (d + UNIT - 1) / UNIT, sets = sets_of(d), wide = wide_of(d);
+    const int planes = planes_of(format), units_at_once = format == INT4 ? 2 : SPAN / UNIT;
+    Query queries[2];
+    for (int r = 0; r < rows; r++) queries[r] = query_of(of, row + r, d);
+    __m512 scores[2], parts[2][4];
+    for (int r = 0; r < rows; r++) {
+        scores[r] = _mm512_setzero_ps();
+        for (int n = 0; n < 4; n++) parts[r][n] = _mm512_setzero_ps();
+    }
+    for (int64_t unit = 0; unit < units; unit += units_at_once) {
+        __m512i sum[2][MOST_PLANES][4];
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < planes; p++)
+                for (int n = 0; n < 4; n++) sum[r][p][n] = _mm512_setzero_si512();
+        const int64_t end = unit + units_at_once < units ? unit + units_at_once : units;
+        for (int64_t next = unit; next < end; next++)
+            multiply_tiles(format, rows, queries, wide, next, tiles + next * 16 * TILE, sum);
+        if (format == INT4)
+            for (int n = 0; n < 4; n++) {
+                const float *by = constants + (n * sets + unit / 2) * 32;
+                const __m512 step = _mm512_load_ps(by), low = _mm512_load_ps(by + 16);
+                for (int r = 0; r < rows; r++) {
+                    const __m512 all = _mm512_load_ps(queries[r].group_sums + unit / 2 * 16);
+                    const __m512 exact = _mm512_cvtepi32_ps(joined_planes(format, sum[r], n));
+                    parts[r][n] = _mm512_fmadd_ps(exact, step, parts[r][n]);
+                    parts[r][n] = _mm512_fmadd_ps(all, low, parts[r][n]);
+                }
+            }
+        else
+            for (int r = 0; r < rows; r++) {
+                __m512i joined[4];
+                for (int n = 0; n < 4; n++) joined[n] = joined_planes(format, sum[r], n);
+                const __m512i less = _mm512_set1_epi32(queries[r].span_sums[unit / units_at_once]);
+                const __m512i exact = _mm512_sub_epi32(whole_sums(joined), less);
+                scores[r] = _mm512_add_ps(scores[r], _mm512_cvtepi32_ps(exact));
+            }
+    }
+    for (int r = 0; r < rows; r++) {
+        const __m512 step = _mm512_set1_ps(of->q_step[row + r]);
+        const __mmask16 some = (__mmask16)first_of(keys);
+        if (format == INT4) scores[r] = float_sums(parts[r]);
+        else scores[r] = _mm512_mul_ps(scores[r], _mm512_maskz_loadu_ps(some, k_scale));
+        _mm512_store_ps(s + r * width, _mm512_mul_ps(scores[r], step));
+    }
+}
+
+// A row's weights of a page times the values' scales: planes [2][width] of 16 bits; their step, and the sum of all.
+INLINE float weights_of_16_bits(const float *s, int64_t keys, int64_t width, const float *v_scale, int8_t *to,
+                                int32_t *sum) {
+    __m512 most = _mm512_setzero_ps();
+    __mmask16 broken = 0;
+    __m512 scaled[16];
+    for (int64_t i = 0; i < keys; i += 16) {
+        const __m512 weight = _mm512_load_ps(s + i);
+        const __mmask16 weighs = _mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+        const __m512 scale = _mm512_maskz_loadu_ps((__mmask16)first_of(keys - i), v_scale + i);
+        const __m512 now = _mm512_maskz_mul_ps(weighs, weight, scale);
+        most = _mm512_max_ps(now, most);
+        broken |= _mm512_cmp_ps_mask(now, now, _CMP_UNORD_Q);
+        scaled[i / 16] = now;
+    }
+    const float step = broken ? NAN : at_least_tiny(_mm512_reduce_max_ps(most) / MOST_16);
+    const __m512 divisor = _mm512_set1_ps(step);
+    __m512i all = _mm512_setzero_si512();
+    for (int64_t i = 0; i < keys; i += 16) {
+        const __m512i v = _mm512_cvtps_epi32(_mm512_div_ps(scaled[i / 16], divisor));
+        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
+        all = _mm512_add_epi32(all, v);
+        _mm_store_si128((__m128i *)(to + i), _mm512_cvtepi32_epi8(v));
+        _mm_store_si128((__m128i *)(to + width + i), _mm512_cvtepi32_epi8(high));
+    }
+    *sum = _mm512_reduce_add_epi32(all);
+    return step;
+}
+
+// The same of int4, of 24 bits: [set][4 values], byte n of dword p in block g being plane p of value n in group g. To
+// `steps` [set][16] those of each group, and then what the lowest values add.
+INLINE void weights_of_24_bits(const float *s, int64_t keys, int64_t sets, const float *constants, int8_t *to,
+                               float *steps) {
+    const int64_t fours = whole(keys, 16) / 4;
+    const __m512i turned = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i half = _mm512_set1_epi32(0x808080);
+    for (int64_t set = 0; set < sets; set++, to += fours * TILE, steps += 32) {
+        __m512 lowest = _mm512_setzero_ps();
+        __m512i largest = _mm512_setzero_si512();  // of what is not negative the larger number has the larger bits
+        for (int64_t four = 0; four < fours; four++) {
+            const float *by = constants + (four * sets + set) * 32;
+            const __m512 p = _mm512_broadcast_f32x4(_mm_load_ps(s + 4 * four));
+            const __mmask16 weighs = _mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+            const __m512 scaled = _mm512_maskz_mul_ps(weighs, p, _mm512_load_ps(by));
+            largest = _mm512_max_epu32(_mm512_castps_si512(scaled), largest);  // NaN stays
+            lowest = _mm512_mask3_fmadd_ps(p, _mm512_load_ps(by + 16), lowest, weighs);
+            _mm512_store_ps(to + four * TILE, scaled);
+        }
+        largest = _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, 0x4e));
+        largest = _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, 0xb1));
+        lowest = _mm512_add_ps(lowest, _mm512_permute_ps(lowest, 0x4e));
+        lowest = _mm512_add_ps(lowest, _mm512_permute_ps(lowest, 0xb1));
+        const __m512 tiny = _mm512_set1_ps(1.17549435e-38f), limit = _mm512_set1_ps(MOST_24);
+        const __m512 step = _mm512_max_ps(tiny, _mm512_div_ps(_mm512_castsi512_ps(largest), limit));  // NaN stays
+        const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), step);
+        for (int64_t four = 0; four < fours; four++) {
+            const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(to + four * TILE), inverse));
+            const __m512i bytes = _mm512_xor_si512(_mm512_add_epi32(v, half), half);
+            _mm512_store_si512(to + four * TILE, _mm512_shuffle_epi8(bytes, turned));
+        }
+        _mm512_store_ps(steps, step);
+        _mm512_store_ps(steps + 16, lowest);
+    }
+}
+
+// What a page's weights become, of 1 or 2 rows.
+typedef struct {
+    int8_t *room;  // [rows][each]
+    int64_t each;
+    float step[2];
+    int32_t less[2];
+} Weights;
+
+INLINE Weights weights_of(const int format, const int64_t d, const int rows, const float *s, int64_t width,
+                          const float *constants, const float *v_scale, int64_t keys, int8_t *room) {
+    const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d);
+    Weights w = {room, format == INT4 ? fours * sets * TILE + sets * 128 : whole(2 * width, 64), {0}, {0}};
+    for (int r = 0; r < rows; r++, s += width, room += w.each)
+        if (format == INT4) weights_of_24_bits(s, keys, sets, constants, room + sets * 128, (float *)room);
+        else w.step[r] = weights_of_16_bits(s, keys, width, v_scale, room, w.less + r);
+    return w;
+}
+
+INLINE void add_tiles(const int format, const int rows, const Weights *weights, int64_t width, int64_t unit,
+                      int64_t sets, int64_t fours, int64_t four, const __m512i tile[4],
+                      __m512i sum[2][MOST_PLANES][4]) {
+    const int planes = planes_of(format);
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < planes; p++) {
+            __m512i w;
+            if (format == INT4) {
+                const int8_t *from = weights->room + r * weights->each + sets * 128 + (unit / 2 * fours + four) * TILE;
+                const __m512i all = _mm512_load_si512(from);
+                w = p == 0   ? _mm512_shuffle_epi32(all, 0x00)
+                    : p == 1 ? _mm512_shuffle_epi32(all, 0x55)
+                             : _mm512_shuffle_epi32(all, 0xaa);
+            } else {
+                int32_t bytes;
+                memcpy(&bytes, weights->room + r * weights->each + p * width + 4 * four, sizeof bytes);
+                w = _mm512_set1_epi32(bytes);
+            }
+            for (int t = 0; t < 4; t++) add_products(&sum[r][p][t], tile[t], w);
+        }
+}
+
+// o [rows, wide] += weights times a unit of the values of a page, of 1 or 2 rows. Tiles [4 values][t], where other rows
+// have made them; else from the values themselves.
+INLINE void sum_unit(const int format, const int64_t d, const int made, const int full, const int rows,
+                     const Weights *weights, const char *tiles, const uint8_t *from, int64_t unit, int64_t width,
+                     int64_t keys, float *o, Soon *soon) {
+    const int64_t some =
+        KEYS * length_of(format, d) / ((d + UNIT - 1) / UNIT) / (made ? 2 : 1);  // of what is asked for
+    const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d), wide = wide_of(d), length = length_of(format, d);
+    const int planes = planes_of(format);
+    int8_t *room = weights->room;
+    const int64_t each = weights->each;
+    int64_t apart[4];
+    lay_apart(length, 4, apart);
+    __m512i sum[2][MOST_PLANES][4];
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < planes; p++)
+            for (int t = 0; t < 4; t++) sum[r][p][t] = _mm512_setzero_si512();
+    int64_t four = 0;
+    for (; four < (made ? fours : keys / 4); four++) {
+        __m512i tile[4];
+        if (made)
+            for (int t = 0; t < 4; t++) tile[t] = _mm512_load_si512(tiles + (4 * four + t) * TILE);
+        else four_unit_tiles(format, full, from + 4 * four * length, apart, unit, d, tile);
+        ask_soon_for(soon, some);
+        add_tiles(format, rows, weights, width, unit, sets, fours, four, tile, sum);
+    }
+    if (!made && keys % 4) {
+        __m512i tile[4];
+        lay_apart(length, keys % 4, apart);
+        four_unit_tiles(format, full, from + 4 * four * length, apart, unit, d, tile);
+        add_tiles(format, rows, weights, width, unit, sets, fours, four, tile, sum);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < 4; t++) {
+            float *to = o + r * wide + unit * UNIT + 16 * t;
+            const __m512i two = _mm512_add_epi32(_mm512_slli_epi32(sum[r][1][t], 8), sum[r][0][t]);
+            if (format == INT4) {
+                const float *steps = (const float *)(room + r * each) + unit / 2 * 32;
+                const __m512 step = _mm512_load_ps(steps), low = _mm512_load_ps(steps + 16);
+                __m512 all =
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][2][t]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(two));
+                all = _mm512_fmadd_ps(all, step, low);
+                _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), all));
+            } else {
+                const __m512i exact = _mm512_sub_epi32(two, _mm512_set1_epi32(zero_of(format) * weights->less[r]));
+                const __m512 step = _mm512_set1_ps(weights->step[r]);
+                _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), step, _mm512_load_ps(to)));
+            }
+        }
+}
+
+// A query q [d] becomes planes [plane][wide] and sums behind them; its step is given back.
+static float wide_attention_planes(const int format, const float *q, int64_t d, int8_t *to) {
+    const int64_t wide = wide_of(d);
+    const int planes = planes_of(format);
+    const float step = step_of(q, d, format == INT4 ? MOST_INT4 : MOST_16);
+    const __m512 divisor = _mm512_set1_ps(step);
+    const __m512i half = _mm512_set1_epi32(0x808080);
+    memset(to, 0, (size_t)(4 * wide));
+    float *group_sums = (float *)(to + MOST_PLANES * wide);
+    int32_t *span_sums = (int32_t *)group_sums;
+    for (int64_t i = 0; i < d; i += 16) {
+        const __mmask16 some = (__mmask16)first_of(d - i);
+        const __m512i v = _mm512_maskz_cvtps_epi32(some, _mm512_div_ps(_mm512_maskz_loadu_ps(some, q + i), divisor));
+        const int32_t sum = _mm512_reduce_add_epi32(v);
+        int32_t bytes[16];
+        _mm512_storeu_si512(bytes, _mm512_xor_si512(_mm512_add_epi32(v, half), half));
+        for (int64_t n = i; n < i + 16 && n < d; n++)
+            for (int p = 0; p < planes; p++) to[p * wide + place_of(format, n)] = (int8_t)(bytes[n - i] >> 8 * p);
+        if (format == INT4)  // four lanes of a group's block
+            for (int64_t n = 0; n < 4; n++) group_sums[i / 32 * 4 + n] += (float)sum;
+        else span_sums[i / SPAN] += (int32_t)((uint32_t)sum * (uint32_t)zero_of(format));  // of NaN, whatever it is
+    }
+    return step;
+}
+
+static void wide_attention_begin_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
+    const __m256 scale = _mm256_set1_ps(a->scale);
+    memset(to->o, 0, (size_t)(rows * wide) * sizeof(float));
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        float *q = to->q + row * wide;
+        int8_t *planes = (int8_t *)to->few_q + row * 4 * wide;
+        for (int64_t i = 0; i < d; i += 8) _mm256_storeu_ps(q + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
+        to->q_step[row] = a->format == INT8   ? wide_attention_planes(INT8, q, d, planes)
+                          : a->format == INT6 ? wide_attention_planes(INT6, q, d, planes)
+                                              : wide_attention_planes(INT4, q, d, planes);
+        to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY;
+        to->l[row] = a->sinks ? 1 : 0;
+    }
+}
+
+// How a page is looked at, by format.
+typedef struct {
+    void (*scores)(const Attention *a, const Piece *of, int64_t rows, int64_t first, int64_t keys, char *room, float *s,
+                   int64_t width, Soon *soon);
+    void (*sums)(const Attention *a, const float *s, int64_t rows, int64_t width, int64_t first, int64_t keys,
+                 char *room, float *o, Soon *soon);
+} WideDigits;
+
+// s [rows, width] of all keys of a page. They become tiles 16 at a time, while those before are multiplied.
+INLINE void all_scores(const int format, const int64_t d, const Attention *a, const Piece *of, int64_t rows,
+                       int64_t first, int64_t keys, char *tiles, float *s, int64_t width, Soon *soon) {
+    float *constants = (float *)(tiles + 16 * wide_of(d));
+    const float *k_scale = (const float *)a->part[0][1] + first;
+    const int64_t most = rows_of(format);
+    for (int64_t key = 0; key < keys; key += 16) {
+        make_16_key_tiles(format, d, a, first + key, keys - key, tiles, constants, soon);
+        for (int64_t row = 0; row < rows; row += most) {
+            const int both = most == 2 && row + 1 < rows;
+            float *to = s + row * width + key;
+            if (both) score_tiles(format, d, 2, of, row, tiles, constants, k_scale + key, keys - key, to, width);
+            else score_tiles(format, d, 1, of, row, tiles, constants, k_scale + key, keys - key, to, width);
+        }
+    }
+}
+
+// o [rows, wide] += weights s [rows, width] times a page's values.
+INLINE void all_sums(const int format, const int64_t d, const Attention *a, const float *s, int64_t rows, int64_t width,
+                     int64_t first, int64_t keys, char *room, float *o, Soon *soon) {
+    const int64_t most = rows_of(format), wide = wide_of(d), sets = sets_of(d), fours = whole(keys, 16) / 4;
+    const int64_t loaded = whole(a->value_dim, units_of(format) * UNIT), columns = loaded < d ? loaded : d;
+    const int64_t length = length_of(format, d), few = constants_of(format, d);
+    const uint8_t *from = (const uint8_t *)a->part[1][0] + first * length;
+    const float *by = (const float *)a->part[1][1] + first * few;
+    float *constants = (float *)room;
+    char *tiles = room + width * sets * 32;
+    int8_t *weights_room = (int8_t *)(tiles + width * wide);
+    if (format == INT4)
+        for (int64_t four = 0; four < fours; four++) {
+            const int64_t at = 4 * four < keys ? 4 * four : keys - 1;
+            int64_t apart[4];
+            lay_apart(few, keys - at, apart);
+            for (int64_t set = 0; set < sets; set++)
+                four_constants(by + at * few, apart, d, set, constants + (four * sets + set) * 32);
+        }
+    const int made = rows > most;
+    if (made)
+        for (int64_t four = 0; four < fours; four++) {
+            const int64_t at = 4 * four < keys ? 4 * four : keys - 1;
+            int64_t apart[4];
+            lay_apart(length, keys - at, apart);
+            if (at + KEYS <= keys) ask_soon_for(soon, KEYS * length / 2);
+            char *to = tiles + four * 4 * TILE;
+            for (int64_t i = 0; i < columns; i += units_of(format) * UNIT) {
+                __m512i tile[4];
+                if (i + UNIT <= d) four_tiles(format, 1, 1, from + at * length, apart, i, d, tile);
+                else four_tiles(format, 1, 0, from + at * length, apart, i, d, tile);
+                for (int64_t unit = 0; unit < units_of(format); unit++, to += fours * 4 * TILE)
+                    for (int t = 0; t < 4; t++) _mm512_store_si512(to + t * TILE, half_of(format, tile[t], unit));
+            }
+        }
+    for (int64_t row = 0; row < rows; row += most, s += most * width, o += most * wide) {
+        const int both = most == 2 && row + 1 < rows;
+        const Weights w = both ? weights_of(format, d, 2, s, width, constants, by, keys, weights_room)
+                               : weights_of(format, d, 1, s, width, constants, by, keys, weights_room);
+        const char *of_unit = tiles;
+        for (int64_t unit = 0; unit * UNIT < columns; unit++, of_unit += fours * 4 * TILE) {
+#define SUM(MADE, FULL, ROWS) sum_unit(format, d, MADE, FULL, ROWS, &w, of_unit, from, unit, width, keys, o, soon)
+            if (made && both) SUM(1, 1, 2);
+            else if (made) SUM(1, 1, 1);
+            else if (unit * UNIT + UNIT <= d) {
+                if (both) SUM(0, 1, 2);
+                else SUM(0, 1, 1);
+            } else if (both) SUM(0, 0, 2);
+            else SUM(0, 0, 1);
+#undef SUM
+        }
+    }
+}
+
+// With what is known of usual sizes while they are compiled.
+#define BY_SIZE(SIZE, CALL, FORMAT, ...)                                                                               \
+    if ((SIZE) == 128) CALL(FORMAT, 128, __VA_ARGS__);                                                                 \
+    else if ((SIZE) == 64) CALL(FORMAT, 64, __VA_ARGS__);                                                              \
+    else CALL(FORMAT, SIZE, __VA_ARGS__);
+#define WIDE_DIGITS(NAME, FORMAT)                                                                                      \
+    static void wide_attention_scores_##NAME(const Attention *a, const Piece *of, int64_t rows, int64_t first,         \
+                                             int64_t keys, char *room, float *s, int64_t width, Soon *soon) {          \
+        BY_SIZE(a->head_dim, all_scores, FORMAT, a, of, rows, first, keys, room, s, width, soon)                       \
+    }                                                                                                                  \
+    static void wide_attention_sums_##NAME(const Attention *a, const float *s, int64_t rows, int64_t width,            \
+                                           int64_t first, int64_t keys, char *room, float *o, Soon *soon) {            \
+        BY_SIZE(a->head_dim, all_sums, FORMAT, a, s, rows, width, first, keys, room, o, soon)                          \
+    }
+WIDE_DIGITS(int8, INT8)
+WIDE_DIGITS(int6, INT6)
+WIDE_DIGITS(int4, INT4)
+
+static const WideDigits WIDE_DIGITS[INT6 + 1] = {[INT8] = {wide_attention_scores_int8, wide_attention_sums_int8},
+                                                 [INT6] = {wide_attention_scores_int6, wide_attention_sums_int6},
+                                                 [INT4] = {wide_attention_scores_int4, wide_attention_sums_int4}};
+
+static void wide_attention_look_at_digits(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
+                                          int64_t start, int64_t after, float *room) {
+    const int64_t d = a->head_dim, size = a->page_size, width = whole(size, 16), wide = wide_of(d);
+    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group;
+    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    const int64_t left = position + tokens - start, keys = left < size ? left : size, looked_at = whole(keys, 16);
+    const int64_t first = first_vector(a, block, kv_head, start);
+    const WideDigits *way = WIDE_DIGITS + a->format;
+    float *s = room;
+    char *rest = (char *)(s + rows * width);
+    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
+    way->scores(a, of, rows, first, keys, rest, s, width, &soon);
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
+        const int64_t oldest_here = oldest_seen(a->window, place);
+        const int64_t begins = oldest_here > start ? oldest_here - start : 0;
+        float *row_s = s + row * width;
+        if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap);
+        wide_soften(row_s, looked_at, begins, last, of->o + row * wide, wide, of->m + row, of->l + row);
+    }
+    if (!one) soon = asked_soon(a, 1, first, 0, after);
+    way->sums(a, s, rows, width, first, keys, rest, of->o, &soon);
+}
+
+static void wide_attention_end_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
+    for (int64_t row = 0; row < rows; row++) {
+        float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
+        const float *o = of->o + row * wide_of(d), all = of->l[row];
+        for (int64_t i = 0; i < a->value_dim; i++) {
+            const int64_t place = place_of(a->format, i), byte = place % UNIT;
+            to[i] = o[place / UNIT * UNIT + byte % 16 / 4 * 16 + byte / 16 * 4 + byte % 4] / all;
+        }
+        memset(to + a->value_dim, 0, (size_t)(d - a->value_dim) * sizeof(float));
+    }
+}
+
+const Way wide_attention_digits = {wide_attention_begin_digits, wide_attention_look_at_digits,
+                                   wide_attention_end_digits};
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
