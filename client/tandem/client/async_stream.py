@@ -54,6 +54,16 @@ class AsyncStream:
         """Returns the next chunk, or None at the end. Raises the error that ended the stream early."""
         return await self._pipeline().next_chunk()
 
+    async def pass_on(self, receive: Callable[[Chunk], bool]) -> bool:
+        """Calls `receive` with each chunk where it arrives: an iteration would wake a task for each, which costs more
+        than all else that is done with it. `receive` must be quick, and returns whether it takes more.
+
+        Returns True at the end, and False where `receive` took no more: what comes then waits, as one larger chunk,
+        until the next call. Raises the error that ended the stream early, after all chunks that came before it, or
+        what `receive` raised. One reader at a time.
+        """
+        return await self._pipeline().pass_on(receive)
+
     async def collect(self) -> GenerationResult:
         """Waits for the end and returns the result. Raises the error that ended the stream early."""
         return await self._pipeline().finish()

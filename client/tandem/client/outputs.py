@@ -23,8 +23,8 @@ from tandem.tokenizer.v1 import tokenizer_pb2
 class GrowingOutput:
     """The worker's side calls `receive` and `end`, the reader's side `take`; `decode` runs between them."""
 
-    def __init__(self, index: int, plan: GenerationPlan, published: Callable[[str], None]) -> None:
-        """Calls `published(new text)` whenever there is more to take."""
+    def __init__(self, index: int, plan: GenerationPlan, published: Callable[[GrowingOutput, str], None]) -> None:
+        """Calls `published(this, new text)` whenever there is more to take."""
         self.index = index
         self.ids_out = 0  # how many of the received ids are published
         self.matched_stop: str | None = None
@@ -231,7 +231,7 @@ class GrowingOutput:
             if self.decode_seconds is None and self._decode_began is not None:
                 self.decode_seconds = time.monotonic() - self._decode_began
         self.ids_out = max(self.ids_out, id_count)
-        self._on_publish(text)
+        self._on_publish(self, text)
 
 
 def top_logprobs(message: pb.TopLogprobs, vocabulary: Sequence[bytes] | None) -> TopLogprobs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.client.account import FinishReason, Usage
 from tandem.client.decoding import TextDecoder
@@ -56,6 +56,13 @@ class _Changes:
                     waiter.set_result(None)
 
 
+class _Taker(NamedTuple):
+    """A reader who gets chunks where they arrive."""
+
+    receive: Callable[[Chunk], bool]
+    over: asyncio.Future[bool]  # done where it gets no more: False because it takes no more, True at the answer's end
+
+
 class Pipeline:
     """One answer from prompt to result. It starts at once, on the running event loop."""
 
@@ -96,6 +103,7 @@ class Pipeline:
         self._tokens: TokenStream | None = None
         self._outputs = [GrowingOutput(index, plan, self._published) for index in range(plan.n)]
         self._output_came = _Changes()
+        self._taker: _Taker | None = None
         self._task = asyncio.create_task(self._run())
 
     # --- the reader's side
@@ -132,6 +140,30 @@ class Pipeline:
             if self.result is not None:
                 return None
             await self._output_came.next()
+
+    async def pass_on(self, receive: Callable[[Chunk], bool]) -> bool:
+        """See AsyncStream."""
+        if not self._hand_over(self._outputs, receive):
+            return False
+        while not self.done:
+            over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._taker = _Taker(receive, over)
+            try:
+                if not await over:
+                    return False
+            finally:
+                self._taker = None
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def _hand_over(self, outputs: Sequence[GrowingOutput], receive: Callable[[Chunk], bool]) -> bool:
+        """Hands over what is new; returns False where `receive` takes no more."""
+        for output in outputs:
+            chunk = output.take()
+            if chunk is not None and not receive(chunk):
+                return False
+        return True
 
     async def finish(self) -> GenerationResult:
         """Waits for the end and returns the result. Raises the error that ended the answer early."""
@@ -178,7 +210,7 @@ class Pipeline:
             text = await self._prompt_text()
             for output in self._outputs:
                 output.begin(text)
-            self._output_came.wake()
+            self._came(self._outputs)
         tokens = self._tokens = TokenStream(
             self._pool,
             self.plan,
@@ -270,16 +302,30 @@ class Pipeline:
         for output in self._outputs:
             output.wake()
 
-    def _published(self, text: str) -> None:
+    def _published(self, output: GrowingOutput, text: str) -> None:
         if self._first_output_at is None and (text or any(output.ids_out for output in self._outputs)):
             self._first_output_at = time.monotonic()
-        self._output_came.wake()
+        self._came((output,))
+
+    def _came(self, outputs: Sequence[GrowingOutput]) -> None:
+        """Tells the reader that there is more of these outputs."""
+        taker = self._taker
+        if taker is None:
+            self._output_came.wake()
+        elif not taker.over.done():
+            try:
+                if not self._hand_over(outputs, taker.receive):
+                    taker.over.set_result(False)
+            except Exception as error:  # of the reader: it ends nobody else who gets something of the same message
+                taker.over.set_exception(error)
 
     def _end(self, *, result: GenerationResult | None = None, error: BaseException | None = None) -> None:
         if self.done:
             return
         self.result, self.error = result, error
         self._output_came.wake()
+        if self._taker is not None and not self._taker.over.done():
+            self._taker.over.set_result(True)
         if result is not None:
             outcome = "ok"
         else:
