@@ -23,6 +23,7 @@ class SharingWorker(CountingWorker):
         super().__init__([*ids_of_text(TEXT), EOS])
         self.calls: dict[str, asyncio.Queue[pb.RequestDelta]] = {}
         self.opened = self.shared = 0
+        self.alone = 0  # requests that named no call
         self.lose_shared_after: int | None = None  # so many deltas; then the call ends, and what follows is lost
         self.flows = asyncio.Event()  # while clear, no delta comes out of a call
         self.flows.set()
@@ -54,6 +55,7 @@ class SharingWorker(CountingWorker):
 
     async def Generate(self, request, context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
         key = dict(context.invocation_metadata()).get("x-deltas-key", "")
+        self.alone += not key
         queue = None
         async for response in super().Generate(request, context):
             if len(self.seen) == STREAMS:
@@ -109,6 +111,15 @@ async def test_many_requests_have_one_call_for_their_tokens(client: AsyncClient,
 async def test_few_requests_open_nothing_more(client: AsyncClient, worker: SharingWorker) -> None:
     assert texts(await answers(client, SHARED_FROM_REQUESTS - 1)) == {TEXT}
     assert worker.opened == 0
+
+
+async def test_the_first_of_the_next_crowd_shares_too(client: AsyncClient, worker: SharingWorker) -> None:
+    assert texts(await answers(client, 1)) == {TEXT}
+    assert worker.alone == 1
+    assert texts(await answers(client)) == {TEXT}
+    alone = worker.alone
+    assert texts(await answers(client, 1)) == {TEXT}
+    assert worker.alone == alone
 
 
 async def test_an_end_that_overtakes_its_tokens_waits_for_them(client: AsyncClient, worker: SharingWorker) -> None:

@@ -26,6 +26,9 @@ from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, infere
 SERVICE = "tandem.inference.v1.InferenceService"
 
 SHARED_FROM_REQUESTS = 2  # of this client at the worker; fewer send their deltas themselves, and nothing else is opened
+# For so long after there were as many, one alone shares too: it is the first of those that come together again, and by
+# itself would double the messages of a step.
+CROWDED_SECONDS = 60.0
 DESCRIBE_SECONDS = 5.0
 # A worker that does not tell what it serves or holds (its control plane is closed to us) is asked again so much later.
 ASK_AGAIN_SECONDS = 60.0
@@ -60,6 +63,7 @@ class Worker:
         self.inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self.admin = admin_pb2_grpc.WorkerAdminServiceStub(self._channel)
         self._deltas = DeltaCalls(self.inference)
+        self._crowded_until = 0.0
         self._model: ModelInfo | None = None
         self._describing: asyncio.Task[ModelInfo | None] | None = None
         self._describe_after = 0.0
@@ -86,7 +90,10 @@ class Worker:
     ) -> DeltaPlace | None:
         """Returns a place for a request in a call that carries the deltas of many, which is to be closed; None where
         they come by themselves, as those of few do."""
-        if self.running < SHARED_FROM_REQUESTS:
+        now = time.monotonic()
+        if self.running >= SHARED_FROM_REQUESTS:
+            self._crowded_until = now + CROWDED_SECONDS
+        elif now >= self._crowded_until:
             return None
         return self._deltas.place(request_id, outputs, receive, receive_ids, context)
 
