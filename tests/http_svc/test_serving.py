@@ -278,6 +278,40 @@ async def test_a_reader_who_stands_still_is_cut_off_and_holds_up_nobody(stack: S
     await until(lambda: works(stack, 0))
 
 
+async def test_a_slow_reader_gets_the_same_text_in_fewer_events(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = HttpServer._listen
+
+    def with_small_buffers(server: HttpServer) -> socket.socket:
+        listening = listen(server)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of its connections too
+        return listening
+
+    monkeypatch.setattr(HttpServer, "_listen", with_small_buffers)
+    asked = {"model": "demo", "prompt": "ROMEO:", "max_tokens": 400, "n": 8, "seed": 5, "ignore_eos": True}
+    async with running_door(stack) as server:
+        body = json.dumps({**asked, "stream": True}).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            host, _, port = server.address.rpartition(":")
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, (host, int(port)))
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            await loop.sock_sendall(connection, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+            await until(lambda: works(stack, 8))
+            await until(lambda: works(stack, 0))  # all is made, and nothing is read
+            raw = b""
+            while not raw.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+                raw += await loop.sock_recv(connection, 65536)
+    chunks = [json.loads(line.removeprefix(b"data: ")) for line in raw.splitlines() if line.startswith(b"data: {")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    texts = ["".join(choice["text"] for choice in choices if choice["index"] == index) for index in range(8)]
+    async with stack.client() as sdk:
+        result = await sdk.generate("ROMEO:", n=8, max_tokens=400, seed=5, ignore_eos=True)
+    assert texts == [output.text for output in result.outputs]
+    assert len(choices) < 8 * 200
+
+
 @pytest.mark.parametrize("endless", [b"GET /health HTTP/1.1\r\nx: ", b"GET /"])
 async def test_headers_without_end_end_the_connection(stack: Stack, endless: bytes) -> None:
     async with running_door(stack) as server:

@@ -7,7 +7,8 @@ token. What an answer says about tools and its reasoning is told in `tool_calls`
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import msgspec
@@ -18,6 +19,7 @@ from tandem.client import (
     AsyncStream,
     ChatMessage,
     Chunk,
+    ContentEvent,
     Conversation,
     GenerateOptions,
     GenerationResult,
@@ -34,7 +36,7 @@ from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, GenerationFields, Json, check_size, decoder, is_given, object_of, text_of
 from tandem.http.logprobs import ChatLogprobs, chat_logprobs
-from tandem.http.sse import EventStream, event
+from tandem.http.sse import HOLE, Events, EventStream, Relay, Told, cut, event, filled
 from tandem.http.tool_choice import called_options, thinking_arguments
 from tandem.http.upstream import Upstream
 
@@ -354,7 +356,9 @@ class _Answer:
         self._created = int(time.time())
         self._fields = fields
         self._pieces = pieces
+        self._counts = fields.continuous_usage
         self._told: RunningUsage | None = None  # in each chunk of a stream, where that was asked for
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # what is around the content of a choice
 
     async def whole(self, result: GenerationResult) -> ChatCompletion:
         self._call.usage = result.usage
@@ -373,20 +377,18 @@ class _Answer:
             timings=timings_of(result.timings) if self._fields.timings else msgspec.UNSET,
         )
 
-    async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+    async def events(self, stream: AsyncStream) -> Events:
         """The role of each choice, what comes, why each ended, and the usage where it was asked for."""
         async with stream:
             first = await stream.next_chunk()
-            self._count(stream, None)
+            if self._counts:
+                self._count(stream, None)
             for index in range(self._fields.n or 1):
                 yield self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))])
-            chunk = first
-            while chunk is not None:
-                self._count(stream, chunk)
-                delta = _delta(chunk)
-                if delta != _NOTHING or chunk.logprobs:
-                    yield self._chunk([ChunkChoice(chunk.index, delta, await self._logprobs(chunk))])
-                chunk = await stream.next_chunk()
+            if first is not None:
+                told = self._tell(stream, first)
+                yield told if isinstance(told, bytes) else await told()
+                yield Relay([stream], lambda _, chunk: b"" if chunk is None else self._tell(stream, chunk))
             result = stream.result
         self._call.usage = result.usage
         for output in result.outputs:
@@ -395,10 +397,28 @@ class _Answer:
             timings = timings_of(result.timings) if self._fields.timings else msgspec.UNSET
             yield self._chunk([], usage_of(result.usage, result.outputs), timings)
 
+    def _tell(self, stream: AsyncStream, chunk: Chunk) -> Told:
+        if self._counts:
+            self._count(stream, chunk)
+        if chunk.logprobs:
+            return partial(self._scored, chunk)
+        if not self._counts and len(chunk.events) == 1 and isinstance(said := chunk.events[0], ContentEvent):
+            return self._content(chunk.index, said.text) if said.text else b""
+        delta = _delta(chunk)
+        return b"" if delta == _NOTHING else self._chunk([ChunkChoice(chunk.index, delta)])
+
+    def _content(self, index: int, text: str) -> bytes:
+        around = self._around.get(index)
+        if around is None:
+            around = self._around[index] = cut(self._chunk([ChunkChoice(index, Delta(content=HOLE))]))
+        return filled(around, text)
+
+    async def _scored(self, chunk: Chunk) -> bytes:
+        return self._chunk([ChunkChoice(chunk.index, _delta(chunk), await self._logprobs(chunk))])
+
     def _count(self, stream: AsyncStream, chunk: Chunk | None) -> None:
-        if self._fields.continuous_usage:
-            before = 0 if self._told is None else self._told.completion_tokens
-            self._told = usage_until(len(stream.prompt_ids), before + (0 if chunk is None else len(chunk.ids)))
+        before = 0 if self._told is None else self._told.completion_tokens
+        self._told = usage_until(len(stream.prompt_ids), before + (0 if chunk is None else len(chunk.ids)))
 
     def _chunk(
         self,

@@ -5,10 +5,10 @@ The control tokens of a text are plain characters unless the caller says else.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +21,7 @@ from tandem.http.call import Call, body_of, call_of
 from tandem.http.errors import wrong
 from tandem.http.fields import GenerationFields, decoder
 from tandem.http.logprobs import CompletionLogprobs
-from tandem.http.sse import EventStream, event
+from tandem.http.sse import HOLE, Events, EventStream, Relay, Told, cut, event, filled
 from tandem.http.upstream import Upstream
 
 MAX_PROMPTS = 128
@@ -138,7 +138,9 @@ class _Answers:
         self._fields = fields
         self._vocabulary = vocabulary
         self._n = fields.n or 1
+        self._counts = fields.continuous_usage
         self._told: RunningUsage | None = None  # in each chunk of a stream, where that was asked for
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # what is around the text of a choice
 
     async def whole(self, results: Sequence[GenerationResult]) -> Completion:
         self._call.usage = _sum([result.usage for result in results])
@@ -162,34 +164,48 @@ class _Answers:
             told.begin(ids, output.text)
         return await told.part(ids, logprobs, top)
 
-    async def events(self, streams: Sequence[AsyncStream]) -> AsyncGenerator[bytes, None]:
+    async def events(self, streams: Sequence[AsyncStream]) -> Events:
         """What comes of all prompts, and why each choice ended; at the end the usage where it was asked for."""
         tellers = [
             CompletionLogprobs(self._vocabulary, self._fields.logprobs or 0)
             for _ in range(len(streams) * self._n)
             if self._vocabulary is not None
         ]
+
+        def tell(place: int, chunk: Chunk | None) -> Told:
+            if chunk is None:
+                return b"".join(map(partial(self._end, place), streams[place].result.outputs))
+            index = place * self._n + chunk.index
+            if self._counts:
+                before = 0 if self._told is None else self._told.completion_tokens
+                self._told = usage_until(sum(len(each.prompt_ids) for each in streams), before + len(chunk.ids))
+            if chunk.logprobs:
+                return partial(self._scored, index, chunk, tellers[index])
+            return self._text(index, chunk.text) if chunk.text else b""
+
         async with AsyncExitStack() as stack:
             for stream in streams:
                 await stack.enter_async_context(stream)
-            async for place, chunk in _merged(streams):
-                if chunk is None:
-                    for output in streams[place].result.outputs:
-                        index = place * self._n + output.index
-                        yield self._chunk([Choice(index, "", finish_reason=finish_reason(output))])
-                    continue
-                index = place * self._n + chunk.index
-                if self._fields.continuous_usage:
-                    before = 0 if self._told is None else self._told.completion_tokens
-                    self._told = usage_until(sum(len(each.prompt_ids) for each in streams), before + len(chunk.ids))
-                logprobs = None
-                if chunk.logprobs is not None:
-                    logprobs = await tellers[index].part(chunk.ids, chunk.logprobs, chunk.top_logprobs)
-                if chunk.text or chunk.logprobs:
-                    yield self._chunk([Choice(index, chunk.text, logprobs)])
+            yield Relay(streams, tell)
             self._call.usage = _sum([stream.result.usage for stream in streams])
         if self._fields.include_usage:
             yield self._chunk([], usage_of(self._call.usage))
+
+    def _text(self, index: int, text: str) -> bytes:
+        if self._counts:
+            return self._chunk([Choice(index, text)])
+        around = self._around.get(index)
+        if around is None:
+            around = self._around[index] = cut(self._chunk([Choice(index, HOLE)]))
+        return filled(around, text)
+
+    async def _scored(self, index: int, chunk: Chunk, teller: CompletionLogprobs) -> bytes:
+        assert chunk.logprobs is not None
+        logprobs = await teller.part(chunk.ids, chunk.logprobs, chunk.top_logprobs)
+        return self._chunk([Choice(index, chunk.text, logprobs)])
+
+    def _end(self, place: int, output: Output) -> bytes:
+        return self._chunk([Choice(place * self._n + output.index, "", finish_reason=finish_reason(output))])
 
     def _chunk(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
         """`usage` is there, as null, in all chunks of a stream that ends with one."""
@@ -199,27 +215,6 @@ class _Answers:
         self, choices: Sequence[Choice | msgspec.Raw], usage: UsageBody | RunningUsage | msgspec.UnsetType | None
     ) -> Completion:
         return Completion(self._id, "text_completion", self._created, self._fields.model, choices, usage)
-
-
-async def _merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[tuple[int, Chunk | None], None]:
-    """The chunks of all streams as they come, with the stream's place; None at the end of each.
-
-    Of each stream one chunk at most is taken before it is asked for, so that a slow reader slows all of them.
-    """
-    waiting = {asyncio.ensure_future(stream.next_chunk()): place for place, stream in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                place = waiting.pop(task)
-                chunk = task.result()
-                yield place, chunk
-                if chunk is not None:
-                    waiting[asyncio.ensure_future(streams[place].next_chunk())] = place
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:

@@ -6,7 +6,7 @@ prompt one of the role `system`. An answer has blocks of the types `thinking`, `
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +17,7 @@ from tandem.client import (
     AnswerEvent,
     AsyncStream,
     ChatMessage,
+    Chunk,
     Conversation,
     FinishReason,
     GenerateOptions,
@@ -32,7 +33,7 @@ from tandem.http.call import Call, body_of, call_of
 from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoder, is_given, object_of, text_of
-from tandem.http.sse import EventStream, named_event
+from tandem.http.sse import Events, EventStream, Relay, named_event
 from tandem.http.tool_choice import AnthropicChoice, thinking_arguments
 from tandem.http.upstream import Upstream
 
@@ -336,17 +337,16 @@ class _Answer:
     ) -> Message:
         return Message(f"msg_{self._call.request_id}", self._model, content, usage, reason, sequence)
 
-    async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+    async def events(self, stream: AsyncStream) -> Events:
         """Blocks as they come; what was cached is told at the end."""
         async with stream:
             chunk = await stream.next_chunk()
             begun = self.message([], UsageBody(len(stream.prompt_ids), 0))
             yield named_event(b"message_start", {"type": "message_start", "message": begun})
             blocks = _BlockEvents()
-            while chunk is not None:
-                for told in blocks.events(chunk.events):
-                    yield told
-                chunk = await stream.next_chunk()
+            if chunk is not None:
+                yield blocks.told(chunk)
+                yield Relay([stream], lambda _, chunk: b"" if chunk is None else blocks.told(chunk))
             result = stream.result
         self._call.usage = result.usage
         reason, sequence = _stopped(result.outputs[0])
@@ -364,8 +364,11 @@ class _BlockEvents:
         self._index = -1
         self._open: tuple[str, int | None] | None = None  # its type, and the number of the call
 
-    def events(self, events: Sequence[AnswerEvent]) -> Iterator[bytes]:
+    def told(self, chunk: Chunk) -> bytes:
         """The events for more of an answer."""
+        return b"".join(self._events(chunk.events))
+
+    def _events(self, events: Sequence[AnswerEvent]) -> Iterator[bytes]:
         for event in events:
             if isinstance(event, ToolCallEvent):
                 if event.name:

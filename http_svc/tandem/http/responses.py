@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -35,7 +35,7 @@ from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoder, is_given, object_of
 from tandem.http.fields import text_of as json_of
-from tandem.http.sse import EventStream, named_event
+from tandem.http.sse import Events, EventStream, Relay, named_event
 from tandem.http.tool_choice import called_options, thinking_arguments
 from tandem.http.upstream import Upstream
 
@@ -398,31 +398,34 @@ class _Answer:
     def _id(self, kind: str, number: int) -> str:
         return f"{kind}_{self._call.request_id}_{number}"
 
-    async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+    async def events(self, stream: AsyncStream) -> Events:
         """Items as they come."""
         items: list[OutputItem] = []
         opened: OutputItem | None = None
         parts: list[str] = []
+
+        def more(events: Sequence[AnswerEvent]) -> Iterator[bytes]:
+            nonlocal opened, parts
+            for event in events:
+                kind = _kind(event)
+                if not isinstance(opened, kind) or (isinstance(event, ToolCallEvent) and event.name):
+                    if opened is not None:
+                        yield from self._close(items, opened, "".join(parts), "completed")
+                    parts = []
+                    opened = self._new_item(event, len(items))
+                    yield from self._open(opened, len(items))
+                text = event.arguments if isinstance(event, ToolCallEvent) else event.text
+                if text:
+                    parts.append(text)
+                    yield self._more(opened, len(items), text)
+
         async with stream:
             chunk = await stream.next_chunk()
             for name in ("response.created", "response.in_progress"):
                 yield self._event(name, response=self._body("in_progress", []))
-            while chunk is not None:
-                for event in chunk.events:
-                    kind = _kind(event)
-                    if not isinstance(opened, kind) or (isinstance(event, ToolCallEvent) and event.name):
-                        if opened is not None:
-                            for told in self._close(items, opened, "".join(parts), "completed"):
-                                yield told
-                        parts = []
-                        opened = self._new_item(event, len(items))
-                        for told in self._open(opened, len(items)):
-                            yield told
-                    text = event.arguments if isinstance(event, ToolCallEvent) else event.text
-                    if text:
-                        parts.append(text)
-                        yield self._more(opened, len(items), text)
-                chunk = await stream.next_chunk()
+            if chunk is not None:
+                yield b"".join(more(chunk.events))
+                yield Relay([stream], lambda _, chunk: b"" if chunk is None else b"".join(more(chunk.events)))
             result = stream.result
         status = "incomplete" if result.outputs[0].finish_reason is FinishReason.MAX_TOKENS else "completed"
         if opened is None:
