@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -101,8 +102,9 @@ class RunningService(BaseServer):
         self._observe()
         host, port = self._settings.host, self._settings.port
         check_bindable(host, port, "gRPC")
-        add_health(self._health, self._server)
-        self._service.register(self._server)
+        by_name = cast(grpc.aio.Server, _ByName(self._server))
+        add_health(self._health, by_name)
+        self._service.register(by_name)
         if self._settings.reflection:
             from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
@@ -145,6 +147,20 @@ class RunningService(BaseServer):
     def _show_state(self) -> None:
         self._health.set_ready(self.lifecycle.serving)
         super()._show_state()
+
+
+class _ByName:
+    """A server whose methods are all looked up by the name in the call.
+
+    For each registered method grpc.aio keeps a task that waits for its next call, and sets up the wait for all of them
+    anew at every call: with twelve methods a quarter of what a bare call costs.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """Does nothing: the same methods come as a generic handler too."""
 
 
 def _names(service: Service) -> Sequence[str]:
