@@ -12,6 +12,9 @@ transformers   `transformers serve`, continuous batching  (--transformers PYTHON
 
     python benchmarks/servers.py --llama-cpp PYTHON --vllm PYTHON [--layers 4] [--kinds BF16 Q8_0]
 
+A round begins when the servers whose turns are over have come to rest: some poll for seconds after their last answer,
+on the cores of whose turn is next.
+
 Reported: tokens/s of a round, medians; seconds to the first token and between two messages (ITL), p50 and p99 over all
 requests; milliseconds of the processor a token, in the server's processes and in the client, and what other processes
 took of the cores meanwhile. The first round has the same prompts for all and is not counted: how much of a text begins
@@ -28,7 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +50,8 @@ from tandem.client import AsyncClient
 
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
 KINDS = ("BF16", "Q8_0", "Q4_0")
+REST_CORES = 0.05  # that all servers together may use between two rounds
+LONGEST_REST_SECONDS = 60.0
 
 
 @dataclass
@@ -155,6 +160,17 @@ class Way:
         self.others.append((busy_seconds() - busy - client - server) / wall)
 
 
+async def rest(ways: Collection[Way]) -> None:
+    """Waits until no server does anything, for a bounded time."""
+    pids = sorted({pid for way in ways for pid in way.pids})
+    until = time.perf_counter() + LONGEST_REST_SECONDS
+    while time.perf_counter() < until:
+        used = processor_seconds(pids)
+        await asyncio.sleep(1)
+        if processor_seconds(pids) - used <= REST_CORES:
+            return
+
+
 async def tandem(stack: AsyncExitStack, path: Path, options: argparse.Namespace) -> dict[str, Way]:
     """Tandem's three services, and two ways to ask them."""
     enter = stack.enter_async_context
@@ -192,6 +208,7 @@ async def measure(
         for round_number in range(options.rounds):
             for place, (name, way) in enumerate(ways.items()):
                 batch = prompts(count, options.prompt, seed=1 + round_number * len(ways) + place)
+                await rest(ways.values())
                 await way.measure(batch, options.streams, options.tokens)
                 told = f"{way.rates[-1]:.1f} tokens/s, others {way.others[-1]:.2f} cores"
                 print(f"  {name}: {told}", flush=True)

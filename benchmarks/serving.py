@@ -130,13 +130,14 @@ async def service(module: str, *flags: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def running(module: str, *flags: str) -> AsyncIterator[Service]:
-    """A service in a process of its own."""
+async def running(module: str, *flags: str, environment: Mapping[str, str] | None = None) -> AsyncIterator[Service]:
+    """A service in a process of its own; `environment` is added to this one's."""
     with tempfile.TemporaryDirectory() as folder:
         address_file = Path(folder, "address.json")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, "--address-file", str(address_file), "--log-level=warning", *flags),
             start_new_session=True,  # as a service has one; the kernel shares the cores among sessions
+            env={**os.environ, **(environment or {})},
         )
         try:
             while not address_file.exists():
