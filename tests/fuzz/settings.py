@@ -82,7 +82,7 @@ COMMON: Mapping[str, Draw] = {
     "decoder_sparse_step": one_of(1, 1, 2, 3),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), MULTIPLIER),
     "attention_multiplier": one_of(0.0625, 0.25, 1.0),
-    "query_pre_attn_scalar": one_of(1, 8, 20, 256),
+    "query_pre_attn_scalar": one_of(8, 20, 256),
     "attn_logit_softcapping": one_of(ABSENT, 0.7, 5.0, 50.0),
     "final_logit_softcapping": one_of(ABSENT, 0.9, 5.0, 30.0),
     "logit_scale": one_of(0.0625, 0.25, 1.0, 2.0),
@@ -170,8 +170,12 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     "SmolLM3": {
         "no_rope_layers": listed(0, 1),
         "no_rope_layer_interval": one_of(1, 2, 3, 4),
-        "use_sliding_window": one_of(False),
-        "sliding_window": one_of(ABSENT, 21),
+        "sliding_window": NONE_OR_WINDOW,
+        "layer_types": lambda random, drawn: (
+            listed(*WINDOWS)(random, drawn)
+            if drawn.get("use_sliding_window") and drawn.get("sliding_window", ABSENT) is not ABSENT
+            else None
+        ),
     },
     "Llama4Text": {
         "no_rope_layers": listed(0, 1),
@@ -243,7 +247,7 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "mlp_bias": one_of(False),
         "indexer_types": _indexer_types,
         "index_topk_freq": one_of(1, 2, 3),
-        "index_skip_topk_offset": one_of(0, 1, 2),
+        "index_skip_topk_offset": one_of(1, 2),
     },
     "InternLM3": {"attention_bias": FLAG, "mlp_bias": lambda _, drawn: drawn["attention_bias"]},
 }

@@ -186,7 +186,7 @@ def far(ours: torch.Tensor, theirs: Any, ids: list[int], near: float) -> str:
     exact = logits_of(theirs.double(), ids)
     theirs.float()
     own, its = ((one.double() - exact).square().mean().sqrt().item() for one in (ours, expected))
-    if own <= 3 * its or _close_choice(theirs, ids):
+    if own <= 4 * its or _close_choice(theirs, ids):
         return ""
     away = f"{distance:.2g} from transformers, of {expected.abs().max():.2g}"
     return f"{away}; {own:.2g} from float64, transformers {its:.2g}"

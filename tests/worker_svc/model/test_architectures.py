@@ -308,6 +308,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe, every second layer": ("Qwen3Moe", QWEN_EXPERTS | {"decoder_sparse_step": 2}),
     "smollm3": ("SmolLM3", SMOLLM3),
     "smollm3, layers that are listed": ("SmolLM3", SMOLLM3 | {"no_rope_layers": [0, 1] * 4, "attention_bias": True}),
+    "smollm3, windows where nothing is rotated": (
+        "SmolLM3",
+        SMOLLM3 | {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layer_interval": 3},
+    ),
+    "smollm3, windows that are listed": (
+        "SmolLM3",
+        SMOLLM3
+        | {"use_sliding_window": True, "sliding_window": WINDOW}
+        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"] * 2},
+    ),
     "smollm3, biases of the feed-forward part": ("SmolLM3", SMOLLM3 | {"mlp_bias": True}),
     "ministral3": ("Ministral3", {"rope_parameters": MINISTRAL3}),
     "ministral3 with a window": ("Ministral3", {"rope_parameters": MINISTRAL3, "sliding_window": WINDOW}),
@@ -839,7 +849,7 @@ ORDINARY += ["nemotron 3", "nemotron 3, latents, groups"]
 ORDINARY += ["llama, longrope, squares of what is above 0", "qwen3, what is above 0", "arcee, another activation"]
 ORDINARY += ["gemma3, no window in every second layer, logits capped", "gemma3 without windows", "gemma4, heads alike"]
 ORDINARY += ["gemma4, heads alike but for their number", "lfm2 moe, experts that hardly score"]
-ORDINARY += ["qwen3.5 moe without states", "olmo3, scaled between pairs"]
+ORDINARY += ["smollm3, windows where nothing is rotated", "qwen3.5 moe without states", "olmo3, scaled between pairs"]
 
 
 @pytest.mark.parametrize("name", some(MODELS, *ORDINARY))

@@ -314,7 +314,8 @@ class Architecture:
     logit_soft_cap: float | None = None
     window_by_layer: bool = False  # whether the window can be that of some layers only
     tied: bool = False  # the default of `tie_word_embeddings`
-    no_rope_layers: bool = False  # whether it knows this field, of layers that are not rotated
+    # Whether it knows this field, of layers that are not rotated, and have the window without `layer_types`.
+    no_rope_layers: bool = False
     interleaved: bool = False  # RoPE pairs are neighbours
     partial_rotary: float | None = None  # the default of `partial_rotary_factor`; None: it does not know it
     longrope: bool = False  # whatever is scaled is scaled by longrope
@@ -691,6 +692,7 @@ ARCHITECTURES = {
             attention_bias=False,
             mlp_bias=True,
             use_sliding_window=True,
+            window_by_layer=True,
             tied=True,
             no_rope_layers=True,
         ),

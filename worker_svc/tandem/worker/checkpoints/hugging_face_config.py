@@ -189,7 +189,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         latents=latents,
         recurrence=delta_net(config, layers) if architecture.hybrid else None,
         experts=_experts(config, architecture, layers),
-        **architecture.always | {"activation": _activation(config, architecture)},
+        **{**architecture.always, "activation": _activation(config, architecture)},
     )
     if architecture.further is None:
         return model
@@ -424,13 +424,16 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
         return ()
     everywhere = ["full_attention" if window is None else "sliding_attention"] * layers
     full = 0
-    if architecture.use_sliding_window and window is not None:
+    if architecture.use_sliding_window and window is not None and not architecture.no_rope_layers:
         full = config.integer("max_window_layers", 28 if architecture.window_by_layer else 0)
         if full > 0 and not architecture.window_by_layer:
             raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
     usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
     if architecture.windows_in_turns and window is not None:
         usual = ["full_attention" if layer % 2 or layer >= full else "sliding_attention" for layer in range(layers)]
+    if architecture.no_rope_layers and window is not None:
+        unrotated = _unrotated(config, architecture, layers, ())
+        usual = ["sliding_attention" if layer in unrotated else "full_attention" for layer in range(layers)]
     every = config.integer("sliding_window_pattern", architecture.full_every)
     if every < 0:
         raise config.error("sliding_window_pattern", f"must be at least 1, but is {every}")

@@ -97,7 +97,6 @@ _LISTED_EXPERTS = rules(
     "decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_local_experts",
     "num_experts_per_tok",
 )
-_NO_WINDOW: Table = {"use_sliding_window": Only((False,)), **rules(NEUTRAL, "sliding_window max_window_layers")}
 _PARTIAL = rules(USED, "partial_rotary_factor")
 
 _LATENTS = _CONFIG | rules(
@@ -224,8 +223,8 @@ CONFIG: Mapping[str, Table] = {
     | _EXPERTS
     | _PARTIAL,
     "smollm3": _DENSE
-    | rules(USED, "attention_bias mlp_bias no_rope_layers no_rope_layer_interval use_sliding_window")
-    | _NO_WINDOW,
+    | rules(USED, "attention_bias mlp_bias no_rope_layers no_rope_layer_interval use_sliding_window sliding_window")
+    | rules(NEUTRAL, "max_window_layers"),
     "ministral3": _DENSE | rules(USED, "sliding_window"),
     "seed_oss": _DENSE | rules(USED, "attention_bias attention_out_bias mlp_bias") | rules(NEUTRAL, "residual_dropout"),
     "helium": _DENSE | rules(USED, "attention_bias mlp_bias"),
