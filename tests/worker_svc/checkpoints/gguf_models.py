@@ -56,6 +56,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
+    "glm": "chatglm",
 }
 
 
@@ -85,10 +86,12 @@ def save_gguf(
     others: Mapping[str, str] | None = None,
     *,
     latents_apart: bool = True,
+    without: tuple[str, ...] = (),
 ) -> Path:
     """Writes `model`, whose matrices become what the file says: quantized ones lose precision in the model too, and
     kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model;
-    `others` are the kinds of matrices whose names have such a part. Not `latents_apart`: as llama.cpp once had them."""
+    `others` are the kinds of matrices whose names have such a part. Not `latents_apart`: as llama.cpp once had them.
+    Tensors whose names have a part of `without` are left out."""
     config = model.config
     writer = gguf.GGUFWriter(path, architecture_of(config), split_max_tensors=split_max_tensors)
     describe(writer, config)
@@ -98,6 +101,8 @@ def save_gguf(
         writer.kv_data[0].pop(key, None)
         _add(writer, key, value)
     for name, tensor in named_tensors(model, latents_apart=latents_apart):
+        if any(part in name for part in without):
+            continue
         own = next((other for part, other in (others or {}).items() if part in name), kind)
         quantized = "F32" if is_plain(name, tensor) else own
         data = _encoded(tensor, quantized, len(name))

@@ -168,6 +168,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": MODELS["nemotron 3, latents, biases, dense layers too, sizes that are not compiled"],
     "falcon_h1": MODELS["falcon h1, norm before the gate"],
     "ministral3": MODELS["ministral3 with a window"],
+    "glm": MODELS["glm"],
 }
 CHOICES: dict[str, list[Any]] = {
     "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],

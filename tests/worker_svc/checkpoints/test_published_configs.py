@@ -679,6 +679,21 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         9.4,
     ),
+    "glm-4-9b-chat-hf": (
+        described(
+            "Glm",
+            "glm",
+            **sizes(151552, 4096, 13696, 40, 32, 2, 131072)
+            | {"bos_token_id": None, "eos_token_id": [151329, 151336, 151338]},
+            attention_bias=True,
+            head_dim=128,
+            pad_token_id=151329,
+            rms_norm_eps=1.5625e-07,
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+        ),
+        9.4,
+    ),
     "GLM-4.5-Air": (
         described(
             "Glm4Moe",

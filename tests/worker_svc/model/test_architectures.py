@@ -18,7 +18,7 @@ from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.transformer import Transformer
 from tests.exhaustive import some
-from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.gguf_models import named_tensors, save_gguf
 from tests.worker_svc.model.llama_folders import (
     PAGE_SIZE,
     logits_in_chunks,
@@ -387,6 +387,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4",
         {"pad_token_id": 0, "attention_bias": False, "rope_parameters": {"rope_theta": 100.0, **THIRD}},
     ),
+    "glm": ("Glm", {"pad_token_id": 0}),
+    "glm without biases, rotated in another part": (
+        "Glm",
+        {"pad_token_id": 0, "attention_bias": False, "rope_parameters": {"rope_theta": 100.0, **THIRD}},
+    ),
     "glm4 moe": ("Glm4Moe", GLM4_MOE),
     "glm4 moe, groups, norms, scaled": (
         "Glm4Moe",
@@ -618,6 +623,7 @@ GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotro
 GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
+GGUF += ["glm"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -716,6 +722,7 @@ NEW = [
     "GraniteMoeHybrid",
     "NemotronH",
     "FalconH1",
+    "Glm",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
@@ -839,6 +846,19 @@ def test_heads_that_llama_cpp_has_in_turns_are_put_in_order_in_quantized_files_t
             assert grouped is not None
             assert torch.equal(grouped.dequantize(), numbers)
         torch.testing.assert_close(numbers, plain[name], atol=2e-2, rtol=0)
+
+
+def test_older_gguf_files_of_glm_have_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
+    theirs = saved("Glm", tmp_path, **MODELS["glm"][1])
+    apart = dict(named_tensors(theirs))
+    fused = {
+        f"blk.{layer}.attn_qkv.{kind}": torch.cat([apart[f"blk.{layer}.attn_{part}.{kind}"] for part in "qkv"]).numpy()
+        for layer in range(3)
+        for kind in ("weight", "bias")
+    }
+    path = save_gguf(theirs, tmp_path / "model.gguf", extra=fused, without=(".attn_q.", ".attn_k.", ".attn_v."))
+    assert open_checkpoint(path).config == open_checkpoint(tmp_path).config
+    assert_logits_agree(loaded(path), theirs, 2 * WINDOW)
 
 
 @pytest.mark.parametrize("apart", [True, False])

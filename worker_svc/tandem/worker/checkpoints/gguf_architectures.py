@@ -86,6 +86,7 @@ class GgufArchitecture:
     window: int = 0  # where the file does not say it
     windowed: str = ""  # what a file with a window is, which need not have one: the name of the architecture
     window_rope: float | None = None  # theta of layers with a window, which rotate without scaling; 0: as the others
+    may_fuse: bool = False  # older files have q, k and v in one tensor, and their biases in another
     partly_rotated: bool = False  # whether `rope.dimension_count` may be less than a head has
     longrope: bool = False  # whether it knows tensors of RoPE's factors
     truncate: bool = True  # YaRN blends between whole pairs
@@ -108,7 +109,8 @@ _NORMS_AROUND = {
     "attention.post_norm": "post_attention_norm.weight",
     "mlp.post_norm": "post_ffw_norm.weight",
 }
-_FUSED = {f"attention.{part}": "attn_qkv.weight" for part in "qkv"}
+FUSED = {f"attention.{part}": "attn_qkv.weight" for part in "qkv"}
+FUSED_BIASES = {f"attention.{part}_bias": "attn_qkv.bias" for part in "qkv"}
 _FUSED_MLP = {"mlp.gate": "ffn_up.weight", "mlp.up": "ffn_up.weight"}
 _SHARED = {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
 _GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"}
@@ -165,7 +167,7 @@ ARCHITECTURES = {
     ),
     "phi3": GgufArchitecture(
         "phi3",
-        layer_names=LAYER_NAMES | _FUSED | _FUSED_MLP,
+        layer_names=LAYER_NAMES | FUSED | _FUSED_MLP,
         partly_rotated=True,
         longrope=True,
         windowed="phi3",
@@ -317,5 +319,8 @@ ARCHITECTURES = {
         window_rope=0.0,
         layer_names=LAYER_NAMES | _NORMS_AFTER,
         always={"norm_placement": "after"},
+    ),
+    "chatglm": GgufArchitecture(
+        "glm", permuted=True, partly_rotated=True, layer_names=LAYER_NAMES | _FUSED_MLP, may_fuse=True
     ),
 }

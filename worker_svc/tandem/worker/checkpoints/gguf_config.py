@@ -151,7 +151,7 @@ def read_config(
         ),
         rotary_dim=None if rotated == head_dim else rotated,
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,
-        qkv_bias=architecture.qkv_bias or "attn_q.bias" in parts,
+        qkv_bias=architecture.qkv_bias or not {"attn_q.bias", "attn_qkv.bias"}.isdisjoint(parts),
         output_bias="attn_output.bias" in parts,
         qk_norm="head"
         if architecture.may_norm and "blk.0.attn_q_norm.weight" in files.tensors

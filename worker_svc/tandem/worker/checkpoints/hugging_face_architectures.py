@@ -887,5 +887,16 @@ ARCHITECTURES = {
             rope_theta=500000.0,
             experts=ExpertFields(("num_experts",), 7, 5, "intermediate_size"),
         ),
+        Architecture(
+            "glm",
+            "GlmForCausalLM",
+            _LAYER_NAMES | _FUSED_MLP,
+            special_ids={"eos_token_id": (151329, 151336, 151338)},
+            head_dim=128,
+            attention_bias=True,
+            output_bias_apart=True,
+            interleaved=True,
+            partial_rotary=0.5,
+        ),
     )
 }

@@ -319,6 +319,7 @@ CONFIG: Mapping[str, Table] = {
     "olmo2": _CONFIG | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
+    "glm": _CONFIG | rules(USED, "attention_bias") | _PARTIAL,
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
@@ -349,6 +350,7 @@ ROPE_OF: Mapping[str, Table] = {
     "qwen3_5_text": _HYBRID_ROPE,  # of text alone, all three positions are the same
     "qwen3_5_moe_text": _HYBRID_ROPE,
     "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
+    "glm": _PARTIAL,
 }
 
 # Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.
