@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
     "glm": "chatglm",
+    "ernie4_5_moe": "ernie4_5-moe",
 }
 
 
@@ -181,6 +182,13 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.model_type == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        if config.moe_num_shared_experts:
+            writer.add_expert_shared_feed_forward_length(config.moe_num_shared_experts * config.moe_intermediate_size)
     if config.model_type == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if getattr(config, "num_experts_per_tok", None) and config.model_type != "nemotron_h":
@@ -393,6 +401,9 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             continue
         if architecture == "gpt-oss" and ".experts." in name:
             found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
+            continue
+        if name.endswith("moe_statics.e_score_correction_bias"):
+            found.append((f"blk.{layer}.exp_probs_b.bias", tensor[0]))
             continue
         if name.endswith("experts.gate_up_proj"):
             half = tensor.shape[1] // 2

@@ -169,6 +169,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": MODELS["falcon h1, norm before the gate"],
     "ministral3": MODELS["ministral3 with a window"],
     "glm": MODELS["glm"],
+    "ernie4_5_moe": MODELS["ernie4_5 moe"],
 }
 CHOICES: dict[str, list[Any]] = {
     "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
@@ -181,6 +182,7 @@ CHOICES: dict[str, list[Any]] = {
     "num_local_experts": [3],
     "mlp_only_layers": [[1], 1],
     "time_step_min": [0.3],
+    "moe_layer_end_index": [0, 1],
 }
 # Fields without effect in these folders, where another one decides.
 IDLE = {

@@ -71,6 +71,7 @@ GLM4_MOE = {
     "first_k_dense_replace": 1,
     "pad_token_id": 0,
 }
+ERNIE_MOE = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 28, "pad_token_id": 0}
 LATENTS = {
     "num_key_value_heads": 6,
     "head_dim": None,
@@ -315,6 +316,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5", {}),
     "ernie4_5 with biases": ("Ernie4_5", {"use_bias": True, "head_dim": 8}),
     "ernie4_5, output apart": ("Ernie4_5", {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 100.0}}),
+    "ernie4_5 moe": ("Ernie4_5_Moe", ERNIE_MOE),
+    "ernie4_5 moe, nothing shared, two layers dense, output apart": (
+        "Ernie4_5_Moe",
+        ERNIE_MOE
+        | {"moe_layer_start_index": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False}
+        | {"rope_parameters": {"rope_theta": 100.0}},
+    ),
+    "ernie4_5 moe, every second layer but the last": (
+        "Ernie4_5_Moe",
+        ERNIE_MOE | {"num_hidden_layers": 6, "moe_layer_interval": 2, "moe_layer_end_index": 4},
+    ),
     "granite": ("Granite", GRANITE),
     "granite with biases": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True}),
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": WINDOW}),
@@ -623,7 +635,7 @@ GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotro
 GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
-GGUF += ["glm"]
+GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -679,6 +691,7 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
+COMPANY += ["ernie4_5 moe"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -723,6 +736,7 @@ NEW = [
     "NemotronH",
     "FalconH1",
     "Glm",
+    "Ernie4_5_Moe",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

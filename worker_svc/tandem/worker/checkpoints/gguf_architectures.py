@@ -65,6 +65,7 @@ class GgufExperts:
 
     normalized: bool | None = True  # the chosen ones' weights add up to 1; None: `expert_weights_norm` says it
     shared: Literal["size", "count"] | None = None  # `expert_shared_feed_forward_length`; `expert_shared_count`
+    may_share: bool = False  # the former need not be there
     scaled: bool = False  # whether it knows `expert_weights_scale`
     dense_first: bool = False  # whether it knows `leading_dense_block_count`
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of Experts that are so in every such model
@@ -322,5 +323,11 @@ ARCHITECTURES = {
     ),
     "chatglm": GgufArchitecture(
         "glm", permuted=True, partly_rotated=True, layer_names=LAYER_NAMES | _FUSED_MLP, may_fuse=True
+    ),
+    "ernie4_5-moe": GgufArchitecture(
+        "ernie4_5_moe",
+        permuted=True,
+        layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(shared="size", may_share=True, dense_first=True, always={"biased": True}),
     ),
 }

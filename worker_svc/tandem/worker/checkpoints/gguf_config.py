@@ -219,7 +219,8 @@ def _experts(fields: Fields, known: GgufExperts, layers: int) -> Experts | None:
     if known.shared is not None:
         whole = known.shared == "size"
         key = "expert_shared_feed_forward_length" if whole else "expert_shared_count"
-        values["shared_size"] = fields.integer(key) * (1 if whole else size)
+        said = fields.integer(key, 0) if known.may_share else fields.integer(key)
+        values["shared_size"] = said * (1 if whole else size)
     if known.scaled:
         values["scale"] = fields.number("expert_weights_scale", 0.0) or 1.0
     if known.dense_first:

@@ -117,6 +117,9 @@ _MORE: Mapping[str, Table] = {
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
+    "ernie4_5-moe": rules(USED, "expert_shared_feed_forward_length leading_dense_block_count")
+    | rules(NEUTRAL, "expert_shared_count")
+    | {"interleave_moe_layer_step": Only((1,))},
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
@@ -101,6 +102,7 @@ _GLM4_MOE_NAMES = _LAYER_NAMES | {
     "shared.down": "mlp.shared_experts.down_proj.weight",
     **{f"shared.{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in ("gate", "up", "down")},
 }
+_ERNIE_MOE_NAMES = _GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
 _LATENT_NAMES = _GLM4_MOE_NAMES | {
     "attention.query_latent": "self_attn.q_a_proj.weight",
     "attention.query_latent_bias": "self_attn.q_a_proj.bias",
@@ -335,6 +337,8 @@ class Architecture:
     further: Callable[[Fields, Fields, tuple[int, ...]], Mapping[str, Any]] | None = None
     # What the names of tensors begin with in the files, and with which beginning we know them.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
+    unread: tuple[str, ...] = ()  # what the names of tensors begin with that are of a head beside the model
     # Makes a config of one that says the number of layers in another way.
     prepared: Callable[[Fields], Fields] | None = None
     wrapped: tuple[str, str] | None = None  # model_type and class of a model that sees, too, whose text model this is
@@ -897,6 +901,17 @@ ARCHITECTURES = {
             output_bias_apart=True,
             interleaved=True,
             partial_rotary=0.5,
+        ),
+        Architecture(
+            "ernie4_5_moe",
+            "Ernie4_5_MoeForCausalLM",
+            _ERNIE_MOE_NAMES,
+            rope_theta=500000.0,
+            tied=True,
+            interleaved=True,
+            router_bias_row=True,
+            unread=("model.mtp_",),
+            further=ernie4_5_moe,
         ),
     )
 }

@@ -320,6 +320,13 @@ CONFIG: Mapping[str, Table] = {
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
     "glm": _CONFIG | rules(USED, "attention_bias") | _PARTIAL,
+    "ernie4_5_moe": _CONFIG
+    | rules(USED, "moe_num_experts moe_k moe_intermediate_size moe_num_shared_experts")
+    | rules(USED, "moe_layer_start_index moe_layer_end_index moe_layer_interval")
+    | rules(NEUTRAL, "moe_capacity num_nextn_predict_layers")
+    # what the chosen experts' probabilities add up to at least, before they are divided by it
+    | {"moe_norm_min": Only((1e-12,)), "moe_use_aux_free": Only((True,))}
+    | {"moe_gate": Only(("topk",)), "moe_gate_act": Only(("softmax",))},
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}

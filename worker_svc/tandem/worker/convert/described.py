@@ -119,6 +119,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         return {"enable_moe_block": False}
     known = architecture.experts
     with_experts = [layer for layer in range(config.num_layers) if layer not in experts.dense_layers]
+    every = with_experts[1] - with_experts[0] if len(with_experts) > 1 else 1
     values: dict[str, Any] = {
         (known.counts if known else ("num_local_experts" if config.chunked else "num_experts",))[0]: experts.count,
         "num_experts_per_tok": experts.per_token,
@@ -130,6 +131,12 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "mlp_only_layers": list(experts.dense_layers),
         "decoder_sparse_step": 1,
         "moe_layers": with_experts,
+        "moe_num_experts": experts.count,
+        "moe_k": experts.per_token,
+        "moe_num_shared_experts": experts.shared_size // experts.intermediate_size,
+        "moe_layer_start_index": min(with_experts, default=config.num_layers),
+        "moe_layer_end_index": max(with_experts, default=config.num_layers),
+        "moe_layer_interval": every,
         "shared_expert_intermediate_size": experts.shared_size,
         "n_shared_experts": experts.shared_size // experts.intermediate_size,
         "n_group": experts.groups,
