@@ -58,6 +58,7 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1",
     "glm": "chatglm",
     "ernie4_5_moe": "ernie4_5-moe",
+    "exaone4": "exaone4",
 }
 
 
@@ -147,11 +148,11 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
     if (
-        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3")
+        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "exaone4")
         and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type == "olmo3":
+    if config.model_type == "olmo3" or (config.model_type == "exaone4" and config.sliding_window):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     rope = getattr(config, "rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)

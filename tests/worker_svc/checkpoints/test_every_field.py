@@ -170,6 +170,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": MODELS["ministral3 with a window"],
     "glm": MODELS["glm"],
     "ernie4_5_moe": MODELS["ernie4_5 moe"],
+    "exaone4": MODELS["exaone4"],
 }
 CHOICES: dict[str, list[Any]] = {
     "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
@@ -183,6 +184,7 @@ CHOICES: dict[str, list[Any]] = {
     "mlp_only_layers": [[1], 1],
     "time_step_min": [0.3],
     "moe_layer_end_index": [0, 1],
+    "sliding_window_pattern": [1, 2, 3, 6, "LG", "LLG", "GL", "G" * 5],
 }
 # Fields without effect in these folders, where another one decides.
 IDLE = {
@@ -236,8 +238,8 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     (tmp_path / "generation_config.json").unlink()  # its ids would win
     file = tmp_path / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
-    if name.startswith("qwen"):
-        config.pop("layer_types", None)  # or else max_window_layers would not be looked at
+    if name.startswith(("qwen", "exaone4")):
+        config.pop("layer_types", None)  # or else the fields that they come from would not be looked at
         write(file, config)
     if name == "smollm3":
         config.pop("no_rope_layers")  # or else no_rope_layer_interval would not be looked at

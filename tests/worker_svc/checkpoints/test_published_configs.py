@@ -999,6 +999,26 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         llama4(128, 2, 1048576, rope_scaling=None, use_qk_norm=False),
         400.7,
     ),
+    "EXAONE-4.0-32B": (
+        described(
+            "Exaone4",
+            "exaone4",
+            **sizes(102400, 5120, 27392, 64, 40, 8, 131072) | {"eos_token_id": 361},
+            head_dim=128,
+            layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 16,
+            pad_token_id=0,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                **{"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                **{"original_max_position_embeddings": 8192},
+            },
+            rope_theta=1000000,
+            sliding_window=4096,
+            sliding_window_pattern="LLLG",
+            tie_word_embeddings=False,
+        ),
+        32.0,
+    ),
     "ERNIE-4.5-21B-A3B": (
         described(
             "Ernie4_5_Moe",

@@ -590,6 +590,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": ABSENT},
     ),
     "falcon h1, tied": ("FalconH1", FALCON | {"tie_word_embeddings": True}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "exaone4 without windows": (
+        "Exaone4",
+        {"sliding_window": ABSENT, "layer_types": ["full_attention"] * 3, "rope_parameters": {"rope_theta": 100.0}},
+    ),
+    "exaone4, layers that are listed, scaled": (
+        "Exaone4",
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_theta": 100.0, **ONE_STEP},
+        },
+    ),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -636,6 +650,7 @@ GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
+GGUF += ["exaone4", "exaone4 without windows"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -691,7 +706,7 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
-COMPANY += ["ernie4_5 moe"]
+COMPANY += ["ernie4_5 moe", "exaone4"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -737,6 +752,7 @@ NEW = [
     "FalconH1",
     "Glm",
     "Ernie4_5_Moe",
+    "Exaone4",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

@@ -330,4 +330,14 @@ ARCHITECTURES = {
         layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b.bias"},
         experts=GgufExperts(shared="size", may_share=True, dense_first=True, always={"biased": True}),
     ),
+    "exaone4": GgufArchitecture(
+        "exaone4",
+        qk_norm="head",
+        divisors=True,
+        full_every=4,
+        windowed="exaone4",
+        layer_names=LAYER_NAMES | _NORMS_AFTER,
+        further=further.exaone4,
+        always={"norm_placement": "after"},
+    ),
 }

@@ -120,6 +120,7 @@ _MORE: Mapping[str, Table] = {
     "ernie4_5-moe": rules(USED, "expert_shared_feed_forward_length leading_dense_block_count")
     | rules(NEUTRAL, "expert_shared_count")
     | {"interleave_moe_layer_step": Only((1,))},
+    "exaone4": _WINDOWS,
 }
 
 

@@ -191,3 +191,8 @@ def hybrid(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, A
         ),
         "rotary_dim": config.rotated,
     }
+
+
+def exaone4(_fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
+    """Returns which layers do not rotate: those without a window beside others that have one."""
+    return {"unrotated_layers": tuple(layer for layer, window in enumerate(config.windows) if not window)}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
+from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
@@ -308,6 +309,7 @@ class Architecture:
     norm_eps: str = "rms_norm_eps"  # which field says it
     logit_scale: float = 1.0  # the default of this field
     rotated_windows: bool = False  # layers without a window are not rotated
+    rotated_without: bool = False  # but all are where the model has no window
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
     window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
@@ -912,6 +914,20 @@ ARCHITECTURES = {
             router_bias_row=True,
             unread=("model.mtp_",),
             further=ernie4_5_moe,
+        ),
+        Architecture(
+            "exaone4",
+            "Exaone4ForCausalLM",
+            _NORMS_AFTER,
+            special_ids={"bos_token_id": 0, "eos_token_id": 2},
+            qk_norm="head",
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=4,
+            rotated_windows=True,
+            rotated_without=True,
+            prepared=with_pattern,
+            always={"norm_placement": "after"},
         ),
     )
 }

@@ -259,6 +259,8 @@ def _by_layer(config: Fields, rope: Fields, theta: float) -> tuple[Fields, float
 
 def _unrotated(config: Fields, architecture: Architecture, layers: int, windows: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the layers whose queries and keys are not rotated."""
+    if architecture.rotated_without and not windows:
+        return ()
     if architecture.rotated_windows:
         return tuple(layer for layer in range(min(layers, 1 << 12)) if not windows or not windows[layer])
     if not architecture.no_rope_layers:

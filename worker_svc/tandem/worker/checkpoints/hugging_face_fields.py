@@ -327,6 +327,7 @@ CONFIG: Mapping[str, Table] = {
     # what the chosen experts' probabilities add up to at least, before they are divided by it
     | {"moe_norm_min": Only((1e-12,)), "moe_use_aux_free": Only((True,))}
     | {"moe_gate": Only(("topk",)), "moe_gate_act": Only(("softmax",))},
+    "exaone4": _CONFIG | rules(USED, "sliding_window sliding_window_pattern"),
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
