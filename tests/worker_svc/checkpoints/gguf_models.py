@@ -59,6 +59,7 @@ ARCHITECTURES = {
     "glm": "chatglm",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
+    "dots1": "dots1",
 }
 
 
@@ -176,9 +177,9 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type in ("glm4_moe", "minimax_m2"):
+    if config.model_type in ("glm4_moe", "minimax_m2", "dots1"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if config.model_type == "glm4_moe":
+    if config.model_type in ("glm4_moe", "dots1"):
         writer.add_leading_dense_block_count(config.first_k_dense_replace)
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
@@ -203,7 +204,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_logit_scale(config.logits_scaling)
     if config.model_type in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "qwen3_next", "qwen3_5_moe_text"):
+    if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture_of(config) in HYBRIDS:
         _describe_hybrid(writer, config)

@@ -171,6 +171,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": MODELS["glm"],
     "ernie4_5_moe": MODELS["ernie4_5 moe"],
     "exaone4": MODELS["exaone4"],
+    "dots1": MODELS["dots1, biases, groups, windows in upper layers"],
 }
 CHOICES: dict[str, list[Any]] = {
     "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
@@ -238,7 +239,7 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     (tmp_path / "generation_config.json").unlink()  # its ids would win
     file = tmp_path / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
-    if name.startswith(("qwen", "exaone4")):
+    if name.startswith(("qwen", "exaone4", "dots1")):
         config.pop("layer_types", None)  # or else the fields that they come from would not be looked at
         write(file, config)
     if name == "smollm3":

@@ -419,6 +419,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 2,
         },
     ),
+    "dots1": ("Dots1", GLM4_MOE | {"n_shared_experts": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True}),
+    "dots1, biases, groups, windows in upper layers": (
+        "Dots1",
+        GLM4_MOE
+        | {"attention_bias": True, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 2}
+        | {"sliding_window": WINDOW, "max_window_layers": 1},
+    ),
     "deepseek v2": ("DeepseekV2", DEEPSEEK | {"first_k_dense_replace": 0}),
     "deepseek v2, groups, no latent of queries": (
         "DeepseekV2",
@@ -650,7 +657,7 @@ GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
-GGUF += ["exaone4", "exaone4 without windows"]
+GGUF += ["exaone4", "exaone4 without windows", "dots1"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -706,7 +713,7 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
-COMPANY += ["ernie4_5 moe", "exaone4"]
+COMPANY += ["ernie4_5 moe", "exaone4", "dots1, biases, groups, windows in upper layers"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -753,6 +760,7 @@ NEW = [
     "Glm",
     "Ernie4_5_Moe",
     "Exaone4",
+    "Dots1",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

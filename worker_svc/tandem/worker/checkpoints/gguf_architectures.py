@@ -340,4 +340,10 @@ ARCHITECTURES = {
         further=further.exaone4,
         always={"norm_placement": "after"},
     ),
+    "dots1": GgufArchitecture(
+        "dots1",
+        qk_norm="head",
+        layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
+    ),
 }

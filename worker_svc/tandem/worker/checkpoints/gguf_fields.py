@@ -121,6 +121,8 @@ _MORE: Mapping[str, Table] = {
     | rules(NEUTRAL, "expert_shared_count")
     | {"interleave_moe_layer_step": Only((1,))},
     "exaone4": _WINDOWS,
+    "dots1": _EXPERTS
+    | rules(USED, "expert_shared_count leading_dense_block_count expert_weights_scale expert_weights_norm"),
 }
 
 

@@ -299,6 +299,7 @@ class Architecture:
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output
     output_bias_apart: bool = False  # that field is not the output's, which has its own, `attention_out_bias`, or none
     sliding_window: int | None = None  # where the file does not say it
+    max_window_layers: int | None = None  # the default of this field, which counts though there is no switch for it
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
     mlp_bias: bool = False  # whether it knows this field, of the feed-forward part's matrices
@@ -928,6 +929,25 @@ ARCHITECTURES = {
             rotated_without=True,
             prepared=with_pattern,
             always={"norm_placement": "after"},
+        ),
+        Architecture(
+            "dots1",
+            "Dots1ForCausalLM",
+            _GLM4_MOE_NAMES,
+            special_ids={},
+            qk_norm="head",
+            attention_bias=False,
+            sliding_window=4096,
+            max_window_layers=62,
+            window_by_layer=True,
+            experts=ExpertFields(
+                ("n_routed_experts", "num_local_experts"),
+                dense="first",
+                dense_first=0,
+                shared="count",
+                grouped=True,
+                always={"score": "sigmoid", "biased": True},
+            ),
         ),
     )
 }

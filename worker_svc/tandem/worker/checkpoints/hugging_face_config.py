@@ -413,6 +413,8 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
         full = config.integer("max_window_layers", 28 if architecture.window_by_layer else 0)
         if full > 0 and not architecture.window_by_layer:
             raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
+    if architecture.max_window_layers is not None and window is not None:
+        full = config.integer("max_window_layers", architecture.max_window_layers)
     usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
     if architecture.windows_in_turns and window is not None:
         usual = ["full_attention" if layer % 2 or layer >= full else "sliding_attention" for layer in range(layers)]
@@ -434,6 +436,8 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
     if window is None:
         if "sliding_attention" in kinds:
             raise config.error("layer_types", "name sliding_attention, but no window is set")
+        return ()
+    if "sliding_attention" not in kinds and not architecture.rotated_windows:
         return ()
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 

@@ -328,6 +328,11 @@ CONFIG: Mapping[str, Table] = {
     | {"moe_norm_min": Only((1e-12,)), "moe_use_aux_free": Only((True,))}
     | {"moe_gate": Only(("topk",)), "moe_gate_act": Only(("softmax",))},
     "exaone4": _CONFIG | rules(USED, "sliding_window sliding_window_pattern"),
+    "dots1": _CONFIG
+    | rules(USED, "attention_bias sliding_window max_window_layers first_k_dense_replace n_group topk_group")
+    | rules(USED, "n_routed_experts num_local_experts n_shared_experts moe_intermediate_size num_experts_per_tok")
+    | rules(USED, "norm_topk_prob routed_scaling_factor")
+    | {"scoring_func": Only(("noaux_tc", "sigmoid"))},
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
