@@ -60,6 +60,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
     "dots1": "dots1",
+    "gemma": "gemma",
 }
 
 
@@ -423,7 +424,7 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             found += _of_latents(tensor, layer, model.config)
             continue
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
-        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze()

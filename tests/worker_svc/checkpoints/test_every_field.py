@@ -171,10 +171,11 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": MODELS["glm"],
     "ernie4_5_moe": MODELS["ernie4_5 moe"],
     "exaone4": MODELS["exaone4"],
+    "gemma": MODELS["gemma"],
     "dots1": MODELS["dots1, biases, groups, windows in upper layers"],
 }
 CHOICES: dict[str, list[Any]] = {
-    "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
+    "architectures": [["Gemma3nForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
     "model_type": ["gemma", "llama", "mistral"],
     "layer_types": [["full_attention"] * 3, ["sliding_attention", "full_attention", "sliding_attention"], ["chunked"]],
     "rope_theta": [500.0],

@@ -1042,6 +1042,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         142.0,
     ),
+    "gemma-7b": (
+        described(
+            "Gemma",
+            "gemma",
+            **sizes(256000, 3072, 24576, 28, 16, 16, 8192)
+            | {"bos_token_id": 2, "eos_token_id": 1, "hidden_act": "gelu"},
+            attention_bias=False,
+            head_dim=256,
+            hidden_activation=None,
+            pad_token_id=0,
+            rms_norm_eps=1e-6,
+            rope_scaling=None,
+            rope_theta=10000.0,
+        ),
+        8.54,
+    ),
     "ERNIE-4.5-21B-A3B": (
         described(
             "Ernie4_5_Moe",

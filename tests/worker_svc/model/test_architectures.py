@@ -474,6 +474,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax m2": ("MiniMaxM2", MINIMAX),
     "minimax m2, rotated in part": ("MiniMaxM2", MINIMAX | {"rope_parameters": {"rope_theta": 100.0, **THIRD}}),
+    "gemma": ("Gemma", {"pad_token_id": 0}),
+    "gemma with biases, output apart": (
+        "Gemma",
+        {"pad_token_id": 0, "attention_bias": True, "tie_word_embeddings": False, "head_dim": 8},
+    ),
     "gemma2": ("Gemma2", GEMMA2),
     "gemma2, layers that are listed, caps that bite": (
         "Gemma2",
@@ -657,7 +662,7 @@ GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
-GGUF += ["exaone4", "exaone4 without windows", "dots1"]
+GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -761,6 +766,7 @@ NEW = [
     "Ernie4_5_Moe",
     "Exaone4",
     "Dots1",
+    "Gemma",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

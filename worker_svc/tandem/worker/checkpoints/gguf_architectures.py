@@ -92,7 +92,8 @@ class GgufArchitecture:
     longrope: bool = False  # whether it knows tensors of RoPE's factors
     truncate: bool = True  # YaRN blends between whole pairs
     soft_caps: tuple[float, float] | None = None  # of attention and logits, where the file does not say them
-    gemma_width: int = 0  # so many layers are those of the model whose scores are divided by the root of hidden / heads
+    # So many layers are those of the Gemma whose scores are divided by the root of hidden / heads; -1: no Gemma's.
+    gemma_width: int = 0
     logit_scale_divides: bool = True
     experts: GgufExperts = GgufExperts()
     drafting_layers: bool = False  # the last `nextn_predict_layers` predict further tokens
@@ -346,4 +347,5 @@ ARCHITECTURES = {
         layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b.bias"},
         experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
     ),
+    "gemma": GgufArchitecture("gemma", gemma_width=-1, always={"activation": "gelu_tanh"}),
 }

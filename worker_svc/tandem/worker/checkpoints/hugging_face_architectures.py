@@ -314,6 +314,7 @@ class Architecture:
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
     window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
+    query_scalar: bool = True  # whether `query_pre_attn_scalar` says it, where embeddings are multiplied by the width
     attention_soft_cap: float | None = None  # the default of `attn_logit_softcapping`; None: it does not know it
     logit_soft_cap: float | None = None  # the same of `final_logit_softcapping`; 0: none
     window_by_layer: bool = False  # whether the window can be that of some layers only
@@ -948,6 +949,17 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+        ),
+        Architecture(
+            "gemma",
+            "GemmaForCausalLM",
+            special_ids={"bos_token_id": 2, "eos_token_id": 1},
+            head_dim=256,
+            attention_bias=False,
+            tied=True,
+            query_scalar=False,
+            norms_from_one=True,
+            always={"activation": "gelu_tanh"},
         ),
     )
 }

@@ -178,7 +178,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         ),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         attention_multiplier=(
-            _attention_multiplier(config, architecture) if latents is None else score_multiplier(latents, rope)
+            _attention_multiplier(config, architecture, head_dim)
+            if latents is None
+            else score_multiplier(latents, rope)
         ),
         attention_soft_cap=_soft_cap(config, "attn_logit_softcapping", architecture.attention_soft_cap),
         logit_multiplier=_logit_multiplier(config, architecture),
@@ -202,10 +204,10 @@ def _expert_size(config: Fields, architecture: Architecture) -> Any:
     return REQUIRED if architecture.intermediate_size is None else architecture.intermediate_size
 
 
-def _attention_multiplier(config: Fields, architecture: Architecture) -> float | None:
+def _attention_multiplier(config: Fields, architecture: Architecture, head_dim: int) -> float | None:
     if not architecture.multiplied_by_width:
         return config.number("attention_multiplier", architecture.attention_multiplier)
-    scalar = config.number("query_pre_attn_scalar", 256.0)
+    scalar = config.number("query_pre_attn_scalar", 256.0) if architecture.query_scalar else max(head_dim, 1)
     if scalar <= 0:
         raise config.error("query_pre_attn_scalar", f"must be more than 0, but is {scalar:g}")
     return float(scalar**-0.5)

@@ -333,6 +333,10 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "n_routed_experts num_local_experts n_shared_experts moe_intermediate_size num_experts_per_tok")
     | rules(USED, "norm_topk_prob routed_scaling_factor")
     | {"scoring_func": Only(("noaux_tc", "sigmoid"))},
+    "gemma": _CONFIG
+    | rules(USED, "attention_bias")
+    | {"hidden_act": Only(("gelu_pytorch_tanh", "gelu")), "hidden_activation": Only(("gelu_pytorch_tanh",))}
+    | {"use_bidirectional_attention": Only((False,))},
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
