@@ -61,6 +61,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "dots1": "dots1",
     "gemma": "gemma",
+    "cohere": "command-r",
 }
 
 
@@ -139,7 +140,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if config.model_type in ("starcoder2", "cohere2"):
+    if config.model_type in ("starcoder2", "cohere", "cohere2"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
     elif config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
@@ -147,6 +148,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_rms_eps(config.norm_eps if "lfm2" in config.model_type else config.rms_norm_eps)
     if config.model_type == "cohere2":
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("cohere", "cohere2"):
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
     if (

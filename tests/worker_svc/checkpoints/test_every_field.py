@@ -172,6 +172,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": MODELS["ernie4_5 moe"],
     "exaone4": MODELS["exaone4"],
     "gemma": MODELS["gemma"],
+    "cohere": MODELS["cohere"],
     "dots1": MODELS["dots1, biases, groups, windows in upper layers"],
 }
 CHOICES: dict[str, list[Any]] = {

@@ -1058,6 +1058,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         8.54,
     ),
+    "c4ai-command-r-v01": (
+        described(
+            "Cohere",
+            "cohere",
+            **sizes(256000, 8192, 22528, 40, 64, 64, 8192) | {"bos_token_id": 5, "eos_token_id": 255001},
+            layer_norm_eps=1e-5,
+            logit_scale=0.0625,
+            model_max_length=131072,
+            pad_token_id=0,
+            rope_theta=8000000.0,
+        ),
+        35.0,
+    ),
     "ERNIE-4.5-21B-A3B": (
         described(
             "Ernie4_5_Moe",

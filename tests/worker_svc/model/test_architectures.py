@@ -332,6 +332,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": WINDOW}),
     "starcoder2 without a window": ("Starcoder2", {"head_dim": None}),
     "starcoder2 without biases": ("Starcoder2", {"head_dim": None, "use_bias": False, "tie_word_embeddings": False}),
+    "cohere": ("Cohere", {"head_dim": None, "logit_scale": 0.5, "pad_token_id": 0}),
+    "cohere with biases": (
+        "Cohere",
+        {"head_dim": None, "attention_bias": True, "pad_token_id": 0, "tie_word_embeddings": False}
+        | {"logit_scale": 0.5, "rope_parameters": {"rope_theta": 300.0}},
+    ),
     "cohere2": ("Cohere2", COHERE2),
     "cohere2 with biases, one layer full": (
         "Cohere2",
@@ -662,7 +668,7 @@ GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
-GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma"]
+GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -767,6 +773,7 @@ NEW = [
     "Exaone4",
     "Dots1",
     "Gemma",
+    "Cohere",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

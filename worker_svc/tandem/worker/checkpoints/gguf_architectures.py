@@ -348,4 +348,11 @@ ARCHITECTURES = {
         experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
     ),
     "gemma": GgufArchitecture("gemma", gemma_width=-1, always={"activation": "gelu_tanh"}),
+    "command-r": GgufArchitecture(
+        "cohere",
+        permuted=True,
+        norm_eps="attention.layer_norm_epsilon",
+        logit_scale_divides=False,
+        always={"norm": "layer", "parallel": True},
+    ),
 }

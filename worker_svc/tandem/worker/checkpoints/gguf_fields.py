@@ -121,6 +121,7 @@ _MORE: Mapping[str, Table] = {
     | rules(NEUTRAL, "expert_shared_count")
     | {"interleave_moe_layer_step": Only((1,))},
     "exaone4": _WINDOWS,
+    "command-r": _LAYER_NORM | {"logit_scale": USED},
     "dots1": _EXPERTS
     | rules(USED, "expert_shared_count leading_dense_block_count expert_weights_scale expert_weights_norm"),
 }

@@ -961,5 +961,17 @@ ARCHITECTURES = {
             norms_from_one=True,
             always={"activation": "gelu_tanh"},
         ),
+        Architecture(
+            "cohere",
+            "CohereForCausalLM",
+            special_ids={"bos_token_id": 5, "eos_token_id": 255001},
+            rope_theta=500000.0,
+            attention_bias=False,
+            tied=True,
+            interleaved=True,
+            norm_eps="layer_norm_eps",
+            logit_scale=0.0625,
+            always={"norm": "layer", "parallel": True},
+        ),
     )
 }

@@ -337,6 +337,10 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias")
     | {"hidden_act": Only(("gelu_pytorch_tanh", "gelu")), "hidden_activation": Only(("gelu_pytorch_tanh",))}
     | {"use_bidirectional_attention": Only((False,))},
+    "cohere": _CONFIG
+    | rules(USED, "attention_bias layer_norm_eps logit_scale")
+    | rules(NEUTRAL, "model_max_length")
+    | {"rms_norm_eps": Only()},
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
