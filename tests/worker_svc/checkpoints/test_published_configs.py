@@ -1071,6 +1071,27 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         35.0,
     ),
+    "cwm": (
+        described(
+            "Cwm",
+            "cwm",
+            **sizes(128256, 6144, 21504, 64, 48, 8, 131072)
+            | {"bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]},
+            head_dim=128,
+            layer_types=(["full_attention"] + ["sliding_attention"] * 3) * 16,
+            mlp_bias=False,
+            pretraining_tp=1,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                **{"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                **{"original_max_position_embeddings": 8192},
+            },
+            rope_theta=1000000.0,
+            sliding_window=8192,
+            tie_word_embeddings=False,
+        ),
+        32.6,
+    ),
     "ERNIE-4.5-21B-A3B": (
         described(
             "Ernie4_5_Moe",

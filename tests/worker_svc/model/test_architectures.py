@@ -170,6 +170,7 @@ GRANITE = {
     "attention_multiplier": 0.25,
     "logits_scaling": 0.5,
 }
+CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
 MINISTRAL3 = {
     "rope_type": "yarn",
@@ -622,6 +623,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0, **ONE_STEP},
         },
     ),
+    "cwm": ("Cwm", CWM),
+    "cwm with biases, layers that are listed": (
+        "Cwm",
+        CWM
+        | {"num_hidden_layers": 3, "head_dim": 8, "mlp_bias": True}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -724,7 +732,7 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
-COMPANY += ["ernie4_5 moe", "exaone4", "dots1, biases, groups, windows in upper layers"]
+COMPANY += ["cwm", "ernie4_5 moe", "exaone4", "dots1, biases, groups, windows in upper layers"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -774,6 +782,7 @@ NEW = [
     "Dots1",
     "Gemma",
     "Cohere",
+    "Cwm",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

@@ -312,6 +312,7 @@ class Architecture:
     rotated_windows: bool = False  # layers without a window are not rotated
     rotated_without: bool = False  # but all are where the model has no window
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
+    full_first: bool = False  # these are the first of so many each instead of the last
     window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
     query_scalar: bool = True  # whether `query_pre_attn_scalar` says it, where embeddings are multiplied by the width
@@ -972,6 +973,19 @@ ARCHITECTURES = {
             norm_eps="layer_norm_eps",
             logit_scale=0.0625,
             always={"norm": "layer", "parallel": True},
+        ),
+        Architecture(
+            "cwm",
+            "CwmForCausalLM",
+            special_ids={"bos_token_id": 128000, "eos_token_id": (128001, 128008, 128009)},
+            rope_theta=1e6,
+            rope_stated=True,
+            head_dim=128,
+            mlp_bias=True,
+            sliding_window=8192,
+            window_by_layer=True,
+            full_every=4,
+            full_first=True,
         ),
     )
 }

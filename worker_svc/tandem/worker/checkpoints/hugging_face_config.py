@@ -424,7 +424,7 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
     if every < 0:
         raise config.error("sliding_window_pattern", f"must be at least 1, but is {every}")
     if every:
-        full_layers = range(every - 1, layers, every)
+        full_layers = range(0 if architecture.full_first else every - 1, layers, every)
         usual = ["full_attention" if layer in full_layers else kind for layer, kind in enumerate(usual)]
     kinds = config.values.get("layer_types")
     if kinds is None:

@@ -341,6 +341,7 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias layer_norm_eps logit_scale")
     | rules(NEUTRAL, "model_max_length")
     | {"rms_norm_eps": Only()},
+    "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
