@@ -61,6 +61,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "dots1": "dots1",
     "gemma": "gemma",
+    "granitemoeshared": "granitemoe",
     "cohere": "command-r",
 }
 
@@ -200,11 +201,13 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         count = getattr(config, "n_routed_experts", None) or getattr(config, "num_local_experts", None)
         writer.add_expert_count(count or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type in ("granite", "granitemoe", "granitemoehybrid"):
+    if config.model_type in ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "granitemoeshared" and config.shared_intermediate_size:
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if config.model_type in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
@@ -414,6 +417,10 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             half = tensor.shape[1] // 2
             found += [(f"blk.{layer}.ffn_gate_exps.weight", tensor[:, :half])]
             found += [(f"blk.{layer}.ffn_up_exps.weight", tensor[:, half:])]
+            continue
+        if model.config.model_type == "granitemoeshared" and name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = tensor.chunk(2)
+            found += [(f"blk.{layer}.ffn_gate_shexp.weight", gate), (f"blk.{layer}.ffn_up_shexp.weight", up)]
             continue
         stem, _, suffix = name.rpartition(".") if name.endswith(("weight", "bias")) else (name, "", "weight")
         rest = stem.split(".", 3)[-1]

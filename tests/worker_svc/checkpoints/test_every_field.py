@@ -173,6 +173,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": MODELS["exaone4"],
     "gemma": MODELS["gemma"],
     "cohere": MODELS["cohere"],
+    "granitemoeshared": MODELS["granite moe shared"],
     "cwm": MODELS["cwm with biases, layers that are listed"],
     "dots1": MODELS["dots1, biases, groups, windows in upper layers"],
 }

@@ -390,6 +390,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite moe": ("GraniteMoe", GRANITE | EXPERTS),
     "granite moe with biases": ("GraniteMoe", GRANITE | EXPERTS | {"attention_bias": True}),
+    "granite moe shared": ("GraniteMoeShared", GRANITE | EXPERTS | {"shared_intermediate_size": 40}),
+    "granite moe shared, nothing shared, biases": (
+        "GraniteMoeShared",
+        GRANITE | EXPERTS | {"shared_intermediate_size": 0, "attention_bias": True},
+    ),
     "phi3": ("Phi3", {"head_dim": None, "pad_token_id": 0}),
     "phi3 with a window": ("Phi3", {"head_dim": None, "pad_token_id": 0, "sliding_window": WINDOW}),
     "phi3, rotated in part, longrope": (
@@ -677,6 +682,7 @@ GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, g
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
+GGUF += ["granite moe shared"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -732,7 +738,7 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
-COMPANY += ["cwm", "ernie4_5 moe", "exaone4", "dots1, biases, groups, windows in upper layers"]
+COMPANY += ["granite moe shared", "cwm", "ernie4_5 moe", "exaone4", "dots1, biases, groups, windows in upper layers"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -783,6 +789,7 @@ NEW = [
     "Gemma",
     "Cohere",
     "Cwm",
+    "GraniteMoeShared",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

@@ -85,6 +85,7 @@ class GgufArchitecture:
     norm_eps_else: str = ""  # and which one does where that is not there
     full_every: int = 0  # layers whose number is a multiple of it have no window; 0: no windows, or all have one
     window: int = 0  # where the file does not say it
+    sharing: str = ""  # what a file with a shared expert is, which need not have one: the name of the architecture
     windowed: str = ""  # what a file with a window is, which need not have one: the name of the architecture
     window_rope: float | None = None  # theta of layers with a window, which rotate without scaling; 0: as the others
     may_fuse: bool = False  # older files have q, k and v in one tensor, and their biases in another
@@ -160,7 +161,13 @@ ARCHITECTURES = {
     "arcee": GgufArchitecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),
     "ernie4_5": GgufArchitecture("ernie4_5", permuted=True),
     "granite": GgufArchitecture("granite", permuted=True, layer_names=LAYER_NAMES | _MLP_BIASES),
-    "granitemoe": GgufArchitecture("granitemoe", permuted=True),
+    "granitemoe": GgufArchitecture(
+        "granitemoe",
+        permuted=True,
+        layer_names=LAYER_NAMES | _SHARED,
+        experts=GgufExperts(shared="size", may_share=True),
+        sharing="granitemoeshared",
+    ),
     "olmoe": GgufArchitecture("olmoe", qk_norm="whole", experts=GgufExperts(normalized=False)),
     "qwen2moe": GgufArchitecture(
         "qwen2_moe",

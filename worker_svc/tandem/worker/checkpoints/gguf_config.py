@@ -128,6 +128,8 @@ def read_config(
     experts = _experts(fields, architecture.experts, layers)
     if experts is not None and kind == "llama":
         name = "mixtral"
+    if experts is not None and experts.shared_size and architecture.sharing:
+        name = architecture.sharing
     config = build(
         ModelConfig,
         fields,

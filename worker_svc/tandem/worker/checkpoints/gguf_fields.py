@@ -116,7 +116,7 @@ _MORE: Mapping[str, Table] = {
     "starcoder2": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
-    "granitemoe": _GRANITE,
+    "granitemoe": _GRANITE | rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((0,))},
     "ernie4_5-moe": rules(USED, "expert_shared_feed_forward_length leading_dense_block_count")
     | rules(NEUTRAL, "expert_shared_count")
     | {"interleave_moe_layer_step": Only((1,))},

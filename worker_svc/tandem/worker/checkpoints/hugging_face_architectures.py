@@ -129,6 +129,11 @@ _GRANITE_MOE_NAMES = _LAYER_NAMES | {
     "experts.up": "block_sparse_moe.input_linear.weight",
     "experts.down": "block_sparse_moe.output_linear.weight",
 }
+_GRANITE_SHARED = {
+    "shared.gate": "shared_mlp.input_linear.weight",
+    "shared.up": "shared_mlp.input_linear.weight",
+    "shared.down": "shared_mlp.output_linear.weight",
+}
 _MIXTRAL_NAMES = _LAYER_NAMES | {
     "router": "block_sparse_moe.gate.weight",
     "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
@@ -268,6 +273,10 @@ class ExpertFields:
     dense_first: int = 1  # the default of `first_k_dense_replace`
     shared: Literal["size", "count"] | None = None  # `shared_expert_intermediate_size`; `n_shared_experts` of the size
     shared_count: int = 1  # the default of that last field
+    shared_size: tuple[str, int] = (
+        "shared_expert_intermediate_size",
+        5632,
+    )  # what the first one is called, its default
     grouped: bool = False  # whether it knows `n_group`, `topk_group` and `routed_scaling_factor`; their defaults follow
     groups: Mapping[str, int] = field(default_factory=lambda: {"n_group": 1, "topk_group": 1})
     scale: float = 1.0
@@ -986,6 +995,22 @@ ARCHITECTURES = {
             window_by_layer=True,
             full_every=4,
             full_first=True,
+        ),
+        Architecture(
+            "granitemoeshared",
+            "GraniteMoeSharedForCausalLM",
+            _GRANITE_MOE_NAMES | _GRANITE_SHARED,
+            attention_bias=False,
+            attention_multiplier=1.0,
+            experts=ExpertFields(
+                ("num_local_experts",),
+                8,
+                2,
+                "intermediate_size",
+                normalized=True,
+                shared="size",
+                shared_size=("shared_intermediate_size", 0),
+            ),
         ),
     )
 }

@@ -465,7 +465,9 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
     size = config.integer(known.size)
     values: dict[str, Any] = {**known.always}
     if known.shared == "size":
-        values["shared_size"] = config.integer("shared_expert_intermediate_size", 5632)
+        values["shared_size"] = config.integer(*known.shared_size)
+        if values["shared_size"] < 0:
+            raise config.error(known.shared_size[0], f"must be at least 0, but is {values['shared_size']}")
     elif known.shared == "count":
         values["shared_size"] = size * config.integer("n_shared_experts", known.shared_count)
     if known.grouped:
@@ -486,7 +488,9 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
     return build(
         Experts,
         config,
-        KEYS | {"experts.count": known.counts[0], "experts.intermediate_size": known.size},
+        KEYS
+        | {"experts.count": known.counts[0], "experts.intermediate_size": known.size}
+        | {"experts.shared_size": known.shared_size[0]},
         count=_one_of(config, known.counts, known.count),
         per_token=config.integer("num_experts_per_tok", known.per_token),
         intermediate_size=size,

@@ -342,6 +342,10 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "model_max_length")
     | {"rms_norm_eps": Only()},
     "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
+    "granitemoeshared": _CONFIG
+    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
+    | rules(USED, "shared_intermediate_size")
+    | _EXPERTS,
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}

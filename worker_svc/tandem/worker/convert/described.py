@@ -138,6 +138,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "moe_layer_end_index": max(with_experts, default=config.num_layers),
         "moe_layer_interval": every,
         "shared_expert_intermediate_size": experts.shared_size,
+        "shared_intermediate_size": experts.shared_size,
         "n_shared_experts": experts.shared_size // experts.intermediate_size,
         "n_group": experts.groups,
         "topk_group": experts.groups_per_token,
