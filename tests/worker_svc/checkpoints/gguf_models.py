@@ -61,6 +61,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "dots1": "dots1",
     "gemma": "gemma",
+    "stablelm": "stablelm",
     "granitemoeshared": "granitemoe",
     "cohere": "command-r",
 }
@@ -141,7 +142,9 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if config.model_type in ("starcoder2", "cohere", "cohere2"):
+    if config.model_type == "stablelm":
+        writer.add_parallel_residual(config.use_parallel_residual)
+    if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
     elif config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)

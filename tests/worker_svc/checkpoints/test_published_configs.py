@@ -1092,6 +1092,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         32.6,
     ),
+    "stablelm-2-1_6b": (
+        described(
+            "StableLm",
+            "stablelm",
+            **sizes(100352, 2048, 5632, 24, 32, 32, 4096) | {"bos_token_id": 100257, "eos_token_id": 100257},
+            hidden_dropout=0.0,
+            layer_norm_eps=1e-5,
+            partial_rotary_factor=0.25,
+            qk_layernorm=False,
+            rope_theta=10000,
+            tie_word_embeddings=False,
+            use_parallel_residual=False,
+            use_qkv_bias=True,
+        ),
+        1.64,
+    ),
     "ERNIE-4.5-21B-A3B": (
         described(
             "Ernie4_5_Moe",

@@ -171,6 +171,7 @@ GRANITE = {
     "logits_scaling": 0.5,
 }
 CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
+STABLELM = {"head_dim": None, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
 MINISTRAL3 = {
     "rope_type": "yarn",
@@ -628,6 +629,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0, **ONE_STEP},
         },
     ),
+    "stablelm": ("StableLm", STABLELM),
+    "stablelm with biases, side by side": (
+        "StableLm",
+        STABLELM | {"use_qkv_bias": True, "use_parallel_residual": True},
+    ),
     "cwm": ("Cwm", CWM),
     "cwm with biases, layers that are listed": (
         "Cwm",
@@ -682,7 +688,7 @@ GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, g
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
-GGUF += ["granite moe shared"]
+GGUF += ["granite moe shared", "stablelm", "stablelm with biases, side by side"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -738,7 +744,14 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
-COMPANY += ["granite moe shared", "cwm", "ernie4_5 moe", "exaone4", "dots1, biases, groups, windows in upper layers"]
+COMPANY += [
+    "granite moe shared",
+    "cwm",
+    "stablelm with biases, side by side",
+    "ernie4_5 moe",
+    "exaone4",
+    "dots1, biases, groups, windows in upper layers",
+]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -790,6 +803,7 @@ NEW = [
     "Cohere",
     "Cwm",
     "GraniteMoeShared",
+    "StableLm",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

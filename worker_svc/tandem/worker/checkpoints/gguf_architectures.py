@@ -355,6 +355,13 @@ ARCHITECTURES = {
         experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
     ),
     "gemma": GgufArchitecture("gemma", gemma_width=-1, always={"activation": "gelu_tanh"}),
+    "stablelm": GgufArchitecture(
+        "stablelm",
+        norm_eps="attention.layer_norm_epsilon",
+        partly_rotated=True,
+        further=further.stablelm,
+        always={"norm": "layer", "norm_bias": True},
+    ),
     "command-r": GgufArchitecture(
         "cohere",
         permuted=True,

@@ -122,6 +122,8 @@ _MORE: Mapping[str, Table] = {
     | {"interleave_moe_layer_step": Only((1,))},
     "exaone4": _WINDOWS,
     "command-r": _LAYER_NORM | {"logit_scale": USED},
+    # which llama.cpp does not look at: parts are side by side where there is no second norm
+    "stablelm": _LAYER_NORM | rules(NEUTRAL, "use_parallel_residual"),
     "dots1": _EXPERTS
     | rules(USED, "expert_shared_count leading_dense_block_count expert_weights_scale expert_weights_norm"),
 }

@@ -16,6 +16,7 @@ from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 from tandem.worker.checkpoints.hugging_face_mamba import falcon_h1, granite_hybrid, nemotron_h, with_layers
+from tandem.worker.checkpoints.hugging_face_stablelm import stablelm
 
 _LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -1011,6 +1012,16 @@ ARCHITECTURES = {
                 shared="size",
                 shared_size=("shared_intermediate_size", 0),
             ),
+        ),
+        Architecture(
+            "stablelm",
+            "StableLmForCausalLM",
+            _LAYER_NAMES | _NORM_BIASES,
+            special_ids={"bos_token_id": 0, "eos_token_id": 0},
+            norm_eps="layer_norm_eps",
+            partial_rotary=0.25,
+            further=stablelm,
+            always={"norm": "layer", "norm_bias": True},
         ),
     )
 }

@@ -342,6 +342,10 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "model_max_length")
     | {"rms_norm_eps": Only()},
     "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
+    "stablelm": _CONFIG
+    | rules(USED, "layer_norm_eps use_qkv_bias use_parallel_residual")
+    | {"rms_norm_eps": Only(), "head_dim": Only()}
+    | _PARTIAL,
     "granitemoeshared": _CONFIG
     | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
     | rules(USED, "shared_intermediate_size")
@@ -377,6 +381,7 @@ ROPE_OF: Mapping[str, Table] = {
     "qwen3_5_moe_text": _HYBRID_ROPE,
     "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
     "glm": _PARTIAL,
+    "stablelm": _PARTIAL,
 }
 
 # Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.

@@ -58,6 +58,8 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "attention_bias": config.qkv_bias,
         "attention_out_bias": config.output_bias,
         "qkv_bias": config.qkv_bias,
+        "use_qkv_bias": config.qkv_bias,
+        "use_parallel_residual": config.parallel,
         "use_bias": config.mlp_bias,
         "mlp_bias": config.mlp_bias,
         "lm_head_bias": config.logit_bias,
