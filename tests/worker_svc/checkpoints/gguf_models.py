@@ -62,6 +62,7 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "gemma": "gemma",
     "stablelm": "stablelm",
+    "solar_open": "glm4moe",
     "granitemoeshared": "granitemoe",
     "cohere": "command-r",
 }
@@ -184,10 +185,10 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type in ("glm4_moe", "minimax_m2", "dots1"):
+    if config.model_type in ("glm4_moe", "minimax_m2", "dots1", "solar_open"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if config.model_type in ("glm4_moe", "dots1"):
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if config.model_type in ("glm4_moe", "dots1", "solar_open"):
+        writer.add_leading_dense_block_count(getattr(config, "first_k_dense_replace", 0))
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
@@ -213,7 +214,15 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if config.model_type in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
+    if config.model_type in (
+        "qwen3_moe",
+        "qwen2_moe",
+        "glm4_moe",
+        "dots1",
+        "solar_open",
+        "qwen3_next",
+        "qwen3_5_moe_text",
+    ):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture_of(config) in HYBRIDS:
         _describe_hybrid(writer, config)

@@ -173,6 +173,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": MODELS["exaone4"],
     "gemma": MODELS["gemma"],
     "cohere": MODELS["cohere"],
+    "solar_open": MODELS["solar open, biases, groups, scaled"],
     "stablelm": MODELS["stablelm with biases, side by side"],
     "granitemoeshared": MODELS["granite moe shared"],
     "cwm": MODELS["cwm with biases, layers that are listed"],
@@ -202,6 +203,7 @@ IDLE = {
         "model_type",
         "architectures",
     },
+    "solar_open": {"intermediate_size", "layer_types"},
     "mistral": {"layer_types"},  # those that it has anyway
     "qwen2": {"head_dim"},
     "qwen3_moe": {"intermediate_size", "layer_types", "num_local_experts", "max_window_layers"},

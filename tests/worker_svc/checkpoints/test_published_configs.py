@@ -1108,6 +1108,27 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         1.64,
     ),
+    "Solar-Open-100B": (
+        described(
+            "SolarOpen",
+            "solar_open",
+            **{key: value for key, value in sizes(196608, 4096, 0, 48, 64, 8, 131072).items() if value},
+            attention_bias=False,
+            head_dim=128,
+            moe_intermediate_size=1280,
+            n_group=1,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=8,
+            rms_norm_eps=1e-5,
+            rope_theta=1000000,
+            routed_scaling_factor=1.0,
+            tie_word_embeddings=False,
+            topk_group=1,
+        ),
+        102.6,
+    ),
     "ERNIE-4.5-21B-A3B": (
         described(
             "Ernie4_5_Moe",

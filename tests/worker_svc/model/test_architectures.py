@@ -72,6 +72,7 @@ GLM4_MOE = {
     "pad_token_id": 0,
 }
 ERNIE_MOE = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 28, "pad_token_id": 0}
+SOLAR = {"num_experts_per_tok": 3, "n_routed_experts": 8, "moe_intermediate_size": 28, "pad_token_id": 0}
 LATENTS = {
     "num_key_value_heads": 6,
     "head_dim": None,
@@ -418,6 +419,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"pad_token_id": 0, "attention_bias": False, "rope_parameters": {"rope_theta": 100.0, **THIRD}},
     ),
     "glm4 moe": ("Glm4Moe", GLM4_MOE),
+    "solar open": ("SolarOpen", SOLAR),
+    "solar open, biases, groups, scaled": (
+        "SolarOpen",
+        SOLAR
+        | {"attention_bias": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2}
+        | {"routed_scaling_factor": 1.7, "rope_parameters": {"rope_theta": 100.0}},
+    ),
     "glm4 moe, groups, norms, scaled": (
         "Glm4Moe",
         GLM4_MOE
@@ -688,7 +696,7 @@ GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, g
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
-GGUF += ["granite moe shared", "stablelm", "stablelm with biases, side by side"]
+GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -804,7 +812,10 @@ NEW = [
     "Cwm",
     "GraniteMoeShared",
     "StableLm",
+    "SolarOpen",
 ]
+# Those that are of another name in GGUF files, which llama.cpp has them as.
+RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -909,9 +920,10 @@ def test_a_gguf_file_computes_what_the_folder_does(name: str, tmp_path: Path) ->
     # Matrices of Falcon-H1 are multiplied by what the folder's config says; dt of Nemotron-H has no least one.
     if kind not in ("FalconH1", "NemotronH"):
         said = open_checkpoint(path).config
-        if kind == "InternLM3":
-            assert said.architecture == "llama"  # whose name llama.cpp gives it
-            said = replace(said, architecture="internlm3")
+        if kind in RENAMED:
+            theirs_is, ours_is = RENAMED[kind]
+            assert said.architecture == theirs_is
+            said = replace(said, architecture=ours_is)
         assert said == open_checkpoint(tmp_path).config
     assert_logits_agree(loaded(path), theirs, 2 * WINDOW)
 

@@ -1023,5 +1023,23 @@ ARCHITECTURES = {
             further=stablelm,
             always={"norm": "layer", "norm_bias": True},
         ),
+        Architecture(
+            "solar_open",
+            "SolarOpenForCausalLM",
+            _GLM4_MOE_NAMES,
+            special_ids={},
+            rope_theta=1e6,
+            intermediate_size=1280,  # of no layer
+            head_dim=128,
+            attention_bias=False,
+            output_bias_apart=True,
+            experts=ExpertFields(
+                ("n_routed_experts", "num_local_experts"),
+                normalized_by_default=True,
+                shared="count",
+                grouped=True,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
     )
 }

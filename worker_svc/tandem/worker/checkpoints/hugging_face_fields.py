@@ -342,6 +342,10 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "model_max_length")
     | {"rms_norm_eps": Only()},
     "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
+    "solar_open": _CONFIG
+    | rules(USED, "attention_bias n_group topk_group norm_topk_prob n_routed_experts num_local_experts")
+    | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
+    | {"first_k_dense_replace": Only((0,))},
     "stablelm": _CONFIG
     | rules(USED, "layer_norm_eps use_qkv_bias use_parallel_residual")
     | {"rms_norm_eps": Only(), "head_dim": Only()}

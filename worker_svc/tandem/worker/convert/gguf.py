@@ -39,6 +39,7 @@ CONVERTED = {
     **{row.windowed: kind for kind, row in ARCHITECTURES.items() if row.windowed},
     **{row.name: kind for kind, row in ARCHITECTURES.items() if kind not in _WITH_EXPERTS.values()},
     **dict.fromkeys(("mistral", "ministral", "mixtral", "internlm3"), "llama"),
+    "solar_open": "glm4moe",
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
 # Matrices that stay float32, as llama.cpp has them, by parts of their names.
