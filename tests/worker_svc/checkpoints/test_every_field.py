@@ -173,6 +173,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": MODELS["exaone4"],
     "gemma": MODELS["gemma"],
     "cohere": MODELS["cohere"],
+    "exaone_moe": MODELS["exaone moe"],
     "solar_open": MODELS["solar open, biases, groups, scaled"],
     "stablelm": MODELS["stablelm with biases, side by side"],
     "granitemoeshared": MODELS["granite moe shared"],
@@ -246,13 +247,17 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     (tmp_path / "generation_config.json").unlink()  # its ids would win
     file = tmp_path / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
-    if name.startswith(("qwen", "exaone4", "dots1")):
+    if name.startswith(("qwen", "exaone", "dots1")):
         config.pop("layer_types", None)  # or else the fields that they come from would not be looked at
         write(file, config)
     if name == "smollm3":
         config.pop("no_rope_layers")  # or else no_rope_layer_interval would not be looked at
         write(file, config)
-    if name in ("deepseek_v32", "glm_moe_dsa"):  # or else the numbers that the lists come from would not be looked at
+    if name in (
+        "deepseek_v32",
+        "glm_moe_dsa",
+        "exaone_moe",
+    ):  # or else the numbers that the lists come from would not be looked at
         config = {key: value for key, value in config.items() if key not in ("mlp_layer_types", "indexer_types")}
         write(file, config)
     before = served(tmp_path)

@@ -171,6 +171,13 @@ GRANITE = {
     "attention_multiplier": 0.25,
     "logits_scaling": 0.5,
 }
+EXAONE_MOE = {
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 28,
+}
 CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
 STABLELM = {"head_dim": None, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
@@ -649,6 +656,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 3, "head_dim": 8, "mlp_bias": True}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "exaone moe": ("ExaoneMoe", EXAONE_MOE),
+    "exaone moe, layers that are listed, groups, two shared": (
+        "ExaoneMoe",
+        EXAONE_MOE
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "num_hidden_layers": 3, "norm_topk_prob": False}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "num_shared_experts": 2}
+        | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 0},
+    ),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -760,6 +775,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
+COMPANY += ["exaone moe"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -813,6 +829,7 @@ NEW = [
     "GraniteMoeShared",
     "StableLm",
     "SolarOpen",
+    "ExaoneMoe",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

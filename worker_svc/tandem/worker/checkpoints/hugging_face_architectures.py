@@ -274,6 +274,7 @@ class ExpertFields:
     dense_first: int = 1  # the default of `first_k_dense_replace`
     shared: Literal["size", "count"] | None = None  # `shared_expert_intermediate_size`; `n_shared_experts` of the size
     shared_count: int = 1  # the default of that last field
+    shared_counted: str = "n_shared_experts"  # what it is called
     shared_size: tuple[str, int] = (
         "shared_expert_intermediate_size",
         5632,
@@ -1038,6 +1039,31 @@ ARCHITECTURES = {
                 normalized_by_default=True,
                 shared="count",
                 grouped=True,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
+        Architecture(
+            "exaone_moe",
+            "ExaoneMoeForCausalLM",
+            _GLM4_MOE_NAMES | {"router_bias": "mlp.e_score_correction_bias"},
+            special_ids={"bos_token_id": 1, "eos_token_id": 53},
+            qk_norm="head",
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=4,
+            rotated_windows=True,
+            prepared=with_pattern,
+            unread=("mtp.",),
+            experts=ExpertFields(
+                ("num_experts",),
+                64,
+                size="moe_intermediate_size",
+                normalized_by_default=True,
+                dense="kinds",
+                shared="count",
+                shared_counted="num_shared_experts",
+                grouped=True,
+                scale=2.5,
                 always={"score": "sigmoid", "biased": True},
             ),
         ),

@@ -469,7 +469,7 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         if values["shared_size"] < 0:
             raise config.error(known.shared_size[0], f"must be at least 0, but is {values['shared_size']}")
     elif known.shared == "count":
-        values["shared_size"] = size * config.integer("n_shared_experts", known.shared_count)
+        values["shared_size"] = size * config.integer(known.shared_counted, known.shared_count)
     if known.grouped:
         groups, per_token = (config.integer(key, usual) for key, usual in known.groups.items())
         if not known.greedy or _in_groups(config):

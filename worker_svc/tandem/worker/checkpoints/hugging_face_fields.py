@@ -342,6 +342,12 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "model_max_length")
     | {"rms_norm_eps": Only()},
     "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
+    "exaone_moe": _CONFIG
+    | rules(USED, "sliding_window sliding_window_pattern first_k_dense_replace mlp_layer_types n_group topk_group")
+    | rules(USED, "num_experts num_experts_per_tok num_shared_experts moe_intermediate_size norm_topk_prob")
+    | rules(USED, "routed_scaling_factor")
+    | rules(NEUTRAL, "num_nextn_predict_layers")  # the layer that drafts is not read
+    | {"scoring_func": Only(("sigmoid",)), "topk_method": Only(("noaux_tc",))},
     "solar_open": _CONFIG
     | rules(USED, "attention_bias n_group topk_group norm_topk_prob n_routed_experts num_local_experts")
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")

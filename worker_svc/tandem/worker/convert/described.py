@@ -142,6 +142,10 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "shared_expert_intermediate_size": experts.shared_size,
         "shared_intermediate_size": experts.shared_size,
         "n_shared_experts": experts.shared_size // experts.intermediate_size,
+        "num_shared_experts": experts.shared_size // experts.intermediate_size,
+        "mlp_layer_types": [
+            "dense" if layer in experts.dense_layers else "sparse" for layer in range(config.num_layers)
+        ],
         "n_group": experts.groups,
         "topk_group": experts.groups_per_token,
         "routed_scaling_factor": experts.scale,
@@ -191,9 +195,7 @@ def _latents(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "dim_model_base": _whole(round(config.hidden_size * config.logit_multiplier, 6)),
     }
     if architecture.experts is not None and config.experts is not None:
-        dense = config.experts.dense_layers
         values["topk_method"] = "group_limited_greedy" if config.experts.groups > 1 else "greedy"
-        values["mlp_layer_types"] = ["dense" if layer in dense else "sparse" for layer in range(config.num_layers)]
     return values
 
 
