@@ -1230,6 +1230,20 @@ def test_layers_that_share_what_is_chosen_are_those_that_are_listed_drawn_or_com
             read_config(fields, architecture_of(fields), tied=False)
 
 
+def test_layers_of_exaone4_with_windows_are_those_that_are_listed_counted_or_spelled() -> None:
+    published = PUBLISHED["EXAONE-4.0-32B"][0]
+    ways: tuple[dict[str, Any], ...] = ({}, {"sliding_window_pattern": 4}, {"sliding_window_pattern": None})
+    for way in ways:
+        fields = Fields(Path("config.json"), published | {"layer_types": None} | way)
+        config = read_config(fields, architecture_of(fields), tied=False)
+        assert config.windows == (4096, 4096, 4096, 0) * 16
+        assert config.unrotated_layers == tuple(range(3, 64, 4))
+    for pattern in ("GLLL", "LLL", "LXLG", "", 0.5, [4]):
+        fields = Fields(Path("config.json"), published | {"layer_types": None, "sliding_window_pattern": pattern})
+        with pytest.raises(CheckpointError, match="sliding_window_pattern"):
+            read_config(fields, architecture_of(fields), tied=False)
+
+
 def test_the_page_has_the_table_that_the_code_gives(repository: Path) -> None:
     made = subprocess.run(
         [sys.executable, repository / "docs/architectures.py", "--check"], capture_output=True, text=True, check=False

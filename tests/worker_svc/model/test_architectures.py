@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
@@ -956,6 +957,14 @@ def test_heads_that_llama_cpp_has_in_turns_are_put_in_order_in_quantized_files_t
             assert grouped is not None
             assert torch.equal(grouped.dequantize(), numbers)
         torch.testing.assert_close(numbers, plain[name], atol=2e-2, rtol=0)
+
+
+def test_tensors_of_a_layer_that_drafts_are_left_out_where_it_is_not_read(tmp_path: Path) -> None:
+    theirs = saved("Ernie4_5_Moe", tmp_path, **ERNIE_MOE)
+    tensors = load_file(tmp_path / "model.safetensors")
+    further = {f"model.mtp_{name}.0.weight": torch.ones(48) for name in ("emb_norm", "hidden_norm")}
+    save_file(tensors | further, tmp_path / "model.safetensors", {"format": "pt"})
+    assert_logits_agree(loaded(tmp_path), theirs, WINDOW)
 
 
 def test_older_gguf_files_of_glm_have_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
