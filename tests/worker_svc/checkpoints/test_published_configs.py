@@ -1154,6 +1154,40 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         236.0,
     ),
+    "Mellum2-12B-A2.5B": (
+        described(
+            "Mellum",
+            "mellum",
+            **sizes(98304, 2304, 7168, 28, 32, 4, 131072),
+            attention_bias=False,
+            head_dim=128,
+            moe_intermediate_size=896,
+            norm_topk_prob=True,
+            num_experts=64,
+            num_experts_per_tok=8,
+            rms_norm_eps=1e-6,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            sliding_window=1024,
+            tie_word_embeddings=False,
+        ),
+        12.1,
+    ),
+    "IQuest-Coder-V1-40B": (
+        described(
+            "IQuestCoder",
+            "iquestcoder",
+            **sizes(76800, 5120, 27648, 80, 40, 8, 131072),
+            attention_bias=False,
+            head_dim=128,
+            mlp_bias=False,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+        ),
+        39.8,
+    ),
     "ERNIE-4.5-21B-A3B": (
         described(
             "Ernie4_5_Moe",

@@ -179,6 +179,14 @@ EXAONE_MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 28,
 }
+MELLUM = QWEN_EXPERTS | {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **ORIGINAL},
+    },
+}
 CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
 STABLELM = {"head_dim": None, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
@@ -665,6 +673,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "num_shared_experts": 2}
         | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 0},
     ),
+    "mellum": ("Mellum", MELLUM),
+    "mellum, no windows, one layer dense, biases": (
+        "Mellum",
+        MELLUM
+        | {"layer_types": ["full_attention"] * 3, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"attention_bias": True, "norm_topk_prob": False},
+    ),
+    "iquestcoder": ("IQuestCoder", {"head_dim": 8}),
+    "iquestcoder with biases": ("IQuestCoder", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -776,7 +793,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
-COMPANY += ["exaone moe"]
+COMPANY += ["exaone moe", "mellum"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -831,6 +848,8 @@ NEW = [
     "StableLm",
     "SolarOpen",
     "ExaoneMoe",
+    "Mellum",
+    "IQuestCoder",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}
@@ -874,9 +893,9 @@ def saved(kind: str, folder: Path, **changes: Any) -> Any:
     ways = {"attn_implementation": "eager", "experts_implementation": "eager"}  # which take any size
     model = randomized(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **ways))
     model.save_pretrained(folder)
-    if kind == "InternLM3":  # whose own class transformers has as Llama's
+    if kind in ("InternLM3", "IQuestCoder"):  # whose own class transformers has as Llama's
         file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["InternLM3ForCausalLM"]}))
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": [f"{kind}ForCausalLM"]}))
     return model
 
 

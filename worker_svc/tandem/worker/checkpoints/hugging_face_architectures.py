@@ -1067,5 +1067,21 @@ ARCHITECTURES = {
                 always={"score": "sigmoid", "biased": True},
             ),
         ),
+        Architecture(
+            "mellum",
+            "MellumForCausalLM",
+            special_ids={},
+            rope_stated=True,
+            head_dim=128,
+            qk_norm="head",
+            attention_bias=False,
+            sliding_window=1024,
+            window_by_layer=True,
+            full_every=1,
+            window_rope=10000.0,
+            unread=("mtp.",),
+            experts=ExpertFields(count=64, normalized_by_default=True, dense="kinds", dense_first=0),
+        ),
+        Architecture("iquestcoder", "IQuestCoderForCausalLM", head_dim=128, attention_bias=False, mlp_bias=True),
     )
 }

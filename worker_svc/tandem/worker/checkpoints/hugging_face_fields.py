@@ -348,6 +348,16 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "routed_scaling_factor")
     | rules(NEUTRAL, "num_nextn_predict_layers")  # the layer that drafts is not read
     | {"scoring_func": Only(("sigmoid",)), "topk_method": Only(("noaux_tc",))},
+    "mellum": _CONFIG
+    | rules(USED, "attention_bias sliding_window mlp_layer_types num_experts num_local_experts num_experts_per_tok")
+    | rules(USED, "moe_intermediate_size norm_topk_prob")
+    # the layer that drafts is not read
+    | rules(NEUTRAL, "num_mtp_layers mtp_layer_types mtp_mlp_layer_types num_nextn_predict_layers")
+    # only among the RoPE parameters of each kind of layers
+    | rules(Only(), "rope_theta rope_scaling original_max_position_embeddings"),
+    "iquestcoder": _CONFIG
+    | rules(USED, "attention_bias mlp_bias")
+    | {"sliding_window": Only(), "use_sliding_window": Only((False,))},
     "solar_open": _CONFIG
     | rules(USED, "attention_bias n_group topk_group norm_topk_prob n_routed_experts num_local_experts")
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
