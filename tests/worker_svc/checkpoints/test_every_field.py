@@ -582,7 +582,10 @@ def plain_of(path: Path, architecture: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     some(
-        ["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo2", "starcoder2", "deepseek_v3"],
+        [
+            *("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo2", "starcoder2", "deepseek_v3"),
+            *("glm", "ernie4_5_moe", "gemma", "cohere", "stablelm", "granitemoeshared", "solar_open"),
+        ],
         "llama",
         "qwen3_moe",
         "granite",

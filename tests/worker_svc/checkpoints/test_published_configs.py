@@ -1131,7 +1131,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     ),
     "K-EXAONE-236B-A23B": (
         described(
-            "ExaoneMoe",
+            "ExaoneMoE",
             "exaone_moe",
             **sizes(153600, 6144, 18432, 48, 64, 8, 262144) | {"eos_token_id": 53},
             first_k_dense_replace=1,

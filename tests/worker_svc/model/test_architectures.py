@@ -188,7 +188,7 @@ MELLUM = QWEN_EXPERTS | {
     },
 }
 CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
-STABLELM = {"head_dim": None, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
+STABLELM = {"head_dim": None, "hidden_size": 96, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
 MINISTRAL3 = {
     "rope_type": "yarn",
@@ -656,7 +656,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", STABLELM),
     "stablelm with biases, side by side": (
         "StableLm",
-        STABLELM | {"use_qkv_bias": True, "use_parallel_residual": True},
+        STABLELM
+        | {"use_qkv_bias": True, "use_parallel_residual": True}
+        | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}},
     ),
     "cwm": ("Cwm", CWM),
     "cwm with biases, layers that are listed": (

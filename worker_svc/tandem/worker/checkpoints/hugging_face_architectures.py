@@ -344,6 +344,7 @@ class Architecture:
     rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
     also_named: tuple[str, ...] = ()  # other model_types of the same
+    also_spelled: tuple[str, ...] = ()  # how published files spell the class
     latents: bool = False  # attention is over latents; see latents.py
     index_interleaved: bool = False  # RoPE pairs of an indexer are neighbours too; see indexer.py
     hybrid: bool = False  # some layers have a gated delta rule, the others gates; see hugging_face_hybrids.py
@@ -359,6 +360,11 @@ class Architecture:
     prepared: Callable[[Fields], Fields] | None = None
     wrapped: tuple[str, str] | None = None  # model_type and class of a model that sees, too, whose text model this is
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Returns what `architectures` may say."""
+        return self.class_name, *self.also_spelled
 
     @property
     def multiplied_by_width(self) -> bool:
@@ -1045,7 +1051,8 @@ ARCHITECTURES = {
         Architecture(
             "exaone_moe",
             "ExaoneMoeForCausalLM",
-            _GLM4_MOE_NAMES | {"router_bias": "mlp.e_score_correction_bias"},
+            also_spelled=("ExaoneMoEForCausalLM",),
+            layer_names=_GLM4_MOE_NAMES | {"router_bias": "mlp.e_score_correction_bias"},
             special_ids={"bos_token_id": 1, "eos_token_id": 53},
             qk_norm="head",
             sliding_window=4096,

@@ -97,7 +97,7 @@ def _named(config: Fields) -> Architecture:
         if found is None:
             raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
         return found
-    found = next((each for each in served if classes == [each.class_name]), None)
+    found = next((each for each in served for name in each.class_names if classes == [name]), None)
     if found is None:
         names = ", ".join(each.class_name for each in served)
         raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
