@@ -105,15 +105,19 @@ def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dic
     """The hidden size, and that of heads where a model has it apart."""
     rope = str(given.get("rope_parameters"))
     # What is rotated must be a number of pairs, and states divide the hidden size.
-    kept = "partial_rotary_factor" in rope or kind in ("Glm4", "Glm4Moe", "MiniMaxM2", "Qwen3Next", "Helium")
+    kept = "partial_rotary_factor" in rope or kind in ("Glm", "Glm4", "Glm4Moe", "MiniMaxM2", "Qwen3Next", "Helium")
     if given.get("head_dim") is None:
-        size = 8 if "longrope" in rope else random.choice([each for each in HEADS if each * heads <= 512])
+        even = 8 if kind == "StableLm" else 2  # a quarter of which is rotated
+        possible = [each for each in HEADS if each * heads <= 512 and each % even == 0]
+        size = 8 if "longrope" in rope else random.choice(possible)
         return {"hidden_size": heads * size}
     hidden = random.choice(HIDDEN)
     if "mamba_n_heads" in given or "mamba_num_heads" in given:
         hidden = hidden // 24 * 24 + 24
     if kind == "Helium":  # whose heads must divide it
         hidden = heads * given["head_dim"]
+    if kind == "Cwm":
+        hidden = hidden // heads * heads + heads
     return {"hidden_size": hidden} | ({} if kept else {"head_dim": random.choice(HEADS)})
 
 

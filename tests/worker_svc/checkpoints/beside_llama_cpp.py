@@ -63,6 +63,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3.5": _VALUES,
     "qwen3.5 moe": _VALUES,
     "olmoe": {"num_key_value_heads": 6},
+    "glm": {"head_dim": 8},
+    "exaone4": {"head_dim": 8, "num_hidden_layers": 64},  # which alone have windows
+    "exaone4 without windows": {"head_dim": 8},
+    "dots1": {"num_key_value_heads": 6},
     # YaRN between whole pairs, which is not what the published model does.
     "gpt oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
     # Layers that share keys look at the last two before them, one with a window and one without.

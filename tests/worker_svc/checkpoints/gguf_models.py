@@ -58,6 +58,15 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
+    "glm": "chatglm",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone4": "exaone4",
+    "dots1": "dots1",
+    "gemma": "gemma",
+    "stablelm": "stablelm",
+    "solar_open": "glm4moe",
+    "granitemoeshared": "granitemoe",
+    "cohere": "command-r",
 }
 
 
@@ -88,10 +97,12 @@ def save_gguf(
     others: Mapping[str, str] | None = None,
     *,
     latents_apart: bool = True,
+    without: tuple[str, ...] = (),
 ) -> Path:
     """Writes `model`, whose matrices become what the file says: quantized ones lose precision in the model too, and
     kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model;
-    `others` are the kinds of matrices whose names have such a part. Not `latents_apart`: as llama.cpp once had them."""
+    `others` are the kinds of matrices whose names have such a part. Not `latents_apart`: as llama.cpp once had them.
+    Tensors whose names have a part of `without` are left out."""
     config = model.config
     writer = gguf.GGUFWriter(path, architecture_of(config), split_max_tensors=split_max_tensors)
     describe(writer, config)
@@ -101,6 +112,8 @@ def save_gguf(
         writer.kv_data[0].pop(key, None)
         _add(writer, key, value)
     for name, tensor in named_tensors(model, latents_apart=latents_apart):
+        if any(part in name for part in without):
+            continue
         own = next((other for part, other in (others or {}).items() if part in name), kind)
         quantized = "F32" if is_plain(name, tensor) else own
         data = _encoded(tensor, quantized, len(name))
@@ -133,7 +146,9 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if config.model_type in ("starcoder2", "cohere2"):
+    if config.model_type == "stablelm":
+        writer.add_parallel_residual(config.use_parallel_residual)
+    if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
     elif config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
@@ -141,14 +156,15 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_rms_eps(config.norm_eps if "lfm2" in config.model_type else config.rms_norm_eps)
     if config.model_type == "cohere2":
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("cohere", "cohere2"):
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
     if (
-        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3")
+        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "exaone4")
         and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type == "olmo3":
+    if config.model_type == "olmo3" or (config.model_type == "exaone4" and config.sliding_window):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     rope = getattr(config, "rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
@@ -172,27 +188,44 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type in ("glm4_moe", "minimax_m2"):
+    if config.model_type in ("glm4_moe", "minimax_m2", "dots1", "solar_open"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if config.model_type == "glm4_moe":
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if config.model_type in ("glm4_moe", "dots1", "solar_open"):
+        writer.add_leading_dense_block_count(getattr(config, "first_k_dense_replace", 0))
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.model_type == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        if config.moe_num_shared_experts:
+            writer.add_expert_shared_feed_forward_length(config.moe_num_shared_experts * config.moe_intermediate_size)
     if config.model_type == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if getattr(config, "num_experts_per_tok", None) and config.model_type != "nemotron_h":
         count = getattr(config, "n_routed_experts", None) or getattr(config, "num_local_experts", None)
         writer.add_expert_count(count or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type in ("granite", "granitemoe", "granitemoehybrid"):
+    if config.model_type in ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "granitemoeshared" and config.shared_intermediate_size:
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if config.model_type in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "qwen3_next", "qwen3_5_moe_text"):
+    if config.model_type in (
+        "qwen3_moe",
+        "qwen2_moe",
+        "glm4_moe",
+        "dots1",
+        "solar_open",
+        "qwen3_next",
+        "qwen3_5_moe_text",
+    ):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture_of(config) in HYBRIDS:
         _describe_hybrid(writer, config)
@@ -405,10 +438,17 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
         if architecture == "gpt-oss" and ".experts." in name:
             found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
             continue
+        if name.endswith("moe_statics.e_score_correction_bias"):
+            found.append((f"blk.{layer}.exp_probs_b.bias", tensor[0]))
+            continue
         if name.endswith("experts.gate_up_proj"):
             half = tensor.shape[1] // 2
             found += [(f"blk.{layer}.ffn_gate_exps.weight", tensor[:, :half])]
             found += [(f"blk.{layer}.ffn_up_exps.weight", tensor[:, half:])]
+            continue
+        if model.config.model_type == "granitemoeshared" and name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = tensor.chunk(2)
+            found += [(f"blk.{layer}.ffn_gate_shexp.weight", gate), (f"blk.{layer}.ffn_up_shexp.weight", up)]
             continue
         stem, _, suffix = name.rpartition(".") if name.endswith(("weight", "bias")) else (name, "", "weight")
         rest = stem.split(".", 3)[-1]
@@ -421,7 +461,7 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             found += _of_latents(tensor, layer, model.config)
             continue
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
-        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze()

@@ -166,9 +166,22 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": MODELS["nemotron 3, latents, biases, dense layers too, sizes that are not compiled"],
     "falcon_h1": MODELS["falcon h1, norm before the gate"],
     "ministral3": MODELS["ministral3 with a window"],
+    "glm": MODELS["glm"],
+    "ernie4_5_moe": MODELS["ernie4_5 moe"],
+    "exaone4": MODELS["exaone4"],
+    "gemma": MODELS["gemma"],
+    "cohere": MODELS["cohere"],
+    "exaone_moe": MODELS["exaone moe"],
+    "mellum": MODELS["mellum"],
+    "iquestcoder": MODELS["iquestcoder with biases"],
+    "solar_open": MODELS["solar open, biases, groups, scaled"],
+    "stablelm": MODELS["stablelm with biases, side by side"],
+    "granitemoeshared": MODELS["granite moe shared"],
+    "cwm": MODELS["cwm with biases, layers that are listed"],
+    "dots1": MODELS["dots1, biases, groups, windows in upper layers"],
 }
 CHOICES: dict[str, list[Any]] = {
-    "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
+    "architectures": [["Gemma3nForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
     "model_type": ["gemma", "llama", "mistral"],
     "layer_types": [["full_attention"] * 3, ["sliding_attention", "full_attention", "sliding_attention"], ["chunked"]],
     "rope_theta": [500.0],
@@ -178,6 +191,9 @@ CHOICES: dict[str, list[Any]] = {
     "num_local_experts": [3],
     "mlp_only_layers": [[1], 1],
     "time_step_min": [0.3],
+    "mlp_layer_types": [["sparse"] * 3, ["dense", "sparse", "sparse"], ["sparse", "other", "sparse"], 7],
+    "moe_layer_end_index": [0, 1],
+    "sliding_window_pattern": [1, 2, 3, 6, "LG", "LLG", "GL", "G" * 5],
 }
 # Fields without effect in these folders, where another one decides.
 IDLE = {
@@ -189,6 +205,9 @@ IDLE = {
         "model_type",
         "architectures",
     },
+    "solar_open": {"intermediate_size", "layer_types"},
+    "iquestcoder": {"layer_types"},
+    "mellum": {"intermediate_size"},
     "mistral": {"layer_types"},  # those that it has anyway
     "qwen2": {"head_dim"},
     "qwen3_moe": {"intermediate_size", "layer_types", "num_local_experts", "max_window_layers"},
@@ -231,14 +250,18 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     (tmp_path / "generation_config.json").unlink()  # its ids would win
     file = tmp_path / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
-    if name.startswith("qwen"):
-        config.pop("layer_types", None)  # or else max_window_layers would not be looked at
+    if name.startswith(("qwen", "exaone", "dots1")):
+        config.pop("layer_types", None)  # or else the fields that they come from would not be looked at
         write(file, config)
     if name == "smollm3":
         config.pop("no_rope_layers")  # or else no_rope_layer_interval would not be looked at
         config.pop("layer_types")
         write(file, config)
-    if name in ("deepseek_v32", "glm_moe_dsa"):  # or else the numbers that the lists come from would not be looked at
+    if name in (
+        "deepseek_v32",
+        "glm_moe_dsa",
+        "exaone_moe",
+    ):  # or else the numbers that the lists come from would not be looked at
         config = {key: value for key, value in config.items() if key not in ("mlp_layer_types", "indexer_types")}
         write(file, config)
     before = served(tmp_path)
@@ -288,6 +311,7 @@ PLAUSIBLE: dict[str, Any] = {
     "embedding_initializer_range": 0.5,
     "input_jitter_noise": 0.5,
     "residual_dropout": 0.5,
+    "hidden_dropout": 0.5,
     "resid_pdrop": 0.5,
     "embd_pdrop": 0.5,
     "attn_pdrop": 0.5,
@@ -322,6 +346,10 @@ PLAUSIBLE: dict[str, Any] = {
     "residual_in_fp32": True,
     "rescale_prenorm_residual": False,
     "mtp_layers_block_type": ["moe"],
+    "num_mtp_layers": 1,
+    "num_nextn_predict_layers": 1,
+    "mtp_layer_types": ["full_attention"],
+    "mtp_mlp_layer_types": ["sparse"],
     "mtp_hybrid_override_pattern": "*E",
     "moe_shared_expert_overlap": False,
     "norm_topk_prob": False,
@@ -555,7 +583,10 @@ def plain_of(path: Path, architecture: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     some(
-        ["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo2", "starcoder2", "deepseek_v3"],
+        [
+            *("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo2", "starcoder2", "deepseek_v3"),
+            *("glm", "ernie4_5_moe", "gemma", "cohere", "stablelm", "granitemoeshared", "solar_open"),
+        ],
         "llama",
         "qwen3_moe",
         "granite",

@@ -366,8 +366,8 @@ def refusal(path: Path) -> str:
 def test_unknown_architectures_and_kinds_are_refused_by_name(tmp_path: Path) -> None:
     path = save_gguf(random_llama(), tmp_path / "model.gguf")
     content = path.read_bytes()
-    path.write_bytes(content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0gemma", 1))
-    assert "general.architecture 'gemma' is not served" in refusal(path)
+    path.write_bytes(content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0rwkv6", 1))
+    assert "general.architecture 'rwkv6' is not served" in refusal(path)
     name = b"blk.1.attn_q.weight"
     place = content.index(name) + len(name) + 4 + 16
     for number, called in ((40, "40 (NVFP4)"), (99, "99, which is not known")):

@@ -190,7 +190,7 @@ def of(kind: str) -> dict[str, Any]:
 
 
 CONFIG_LIES: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
+    ({"architectures": ["Gemma3nForCausalLM"]}, "Gemma3nForCausalLM"),
     ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "architectures"),
     ({"architectures": [["LlamaForCausalLM"]]}, "architectures"),
     ({**of("Qwen2")}, "q_proj.bias"),

@@ -679,6 +679,21 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         9.4,
     ),
+    "glm-4-9b-chat-hf": (
+        described(
+            "Glm",
+            "glm",
+            **sizes(151552, 4096, 13696, 40, 32, 2, 131072)
+            | {"bos_token_id": None, "eos_token_id": [151329, 151336, 151338]},
+            attention_bias=True,
+            head_dim=128,
+            pad_token_id=151329,
+            rms_norm_eps=1.5625e-07,
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+        ),
+        9.4,
+    ),
     "GLM-4.5-Air": (
         described(
             "Glm4Moe",
@@ -984,6 +999,218 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         llama4(128, 2, 1048576, rope_scaling=None, use_qk_norm=False),
         400.7,
     ),
+    "EXAONE-4.0-32B": (
+        described(
+            "Exaone4",
+            "exaone4",
+            **sizes(102400, 5120, 27392, 64, 40, 8, 131072) | {"eos_token_id": 361},
+            head_dim=128,
+            layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 16,
+            pad_token_id=0,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                **{"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                **{"original_max_position_embeddings": 8192},
+            },
+            rope_theta=1000000,
+            sliding_window=4096,
+            sliding_window_pattern="LLLG",
+            tie_word_embeddings=False,
+        ),
+        32.0,
+    ),
+    "dots.llm1": (
+        described(
+            "Dots1",
+            "dots1",
+            **sizes(152064, 4096, 10944, 62, 32, 32, 32768) | {"bos_token_id": None, "eos_token_id": 151645},
+            attention_bias=False,
+            first_k_dense_replace=1,
+            moe_intermediate_size=1408,
+            n_group=1,
+            n_routed_experts=128,
+            n_shared_experts=2,
+            norm_topk_prob=True,
+            num_experts_per_tok=6,
+            rms_norm_eps=1e-5,
+            rope_theta=10000000,
+            routed_scaling_factor=2.5,
+            scoring_func="noaux_tc",
+            sliding_window=None,
+            tie_word_embeddings=False,
+            topk_group=1,
+        ),
+        142.0,
+    ),
+    "gemma-7b": (
+        described(
+            "Gemma",
+            "gemma",
+            **sizes(256000, 3072, 24576, 28, 16, 16, 8192)
+            | {"bos_token_id": 2, "eos_token_id": 1, "hidden_act": "gelu"},
+            attention_bias=False,
+            head_dim=256,
+            hidden_activation=None,
+            pad_token_id=0,
+            rms_norm_eps=1e-6,
+            rope_scaling=None,
+            rope_theta=10000.0,
+        ),
+        8.54,
+    ),
+    "c4ai-command-r-v01": (
+        described(
+            "Cohere",
+            "cohere",
+            **sizes(256000, 8192, 22528, 40, 64, 64, 8192) | {"bos_token_id": 5, "eos_token_id": 255001},
+            layer_norm_eps=1e-5,
+            logit_scale=0.0625,
+            model_max_length=131072,
+            pad_token_id=0,
+            rope_theta=8000000.0,
+        ),
+        35.0,
+    ),
+    "cwm": (
+        described(
+            "Cwm",
+            "cwm",
+            **sizes(128256, 6144, 21504, 64, 48, 8, 131072)
+            | {"bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]},
+            head_dim=128,
+            layer_types=(["full_attention"] + ["sliding_attention"] * 3) * 16,
+            mlp_bias=False,
+            pretraining_tp=1,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                **{"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                **{"original_max_position_embeddings": 8192},
+            },
+            rope_theta=1000000.0,
+            sliding_window=8192,
+            tie_word_embeddings=False,
+        ),
+        32.6,
+    ),
+    "stablelm-2-1_6b": (
+        described(
+            "StableLm",
+            "stablelm",
+            **sizes(100352, 2048, 5632, 24, 32, 32, 4096) | {"bos_token_id": 100257, "eos_token_id": 100257},
+            hidden_dropout=0.0,
+            layer_norm_eps=1e-5,
+            partial_rotary_factor=0.25,
+            qk_layernorm=False,
+            rope_theta=10000,
+            tie_word_embeddings=False,
+            use_parallel_residual=False,
+            use_qkv_bias=True,
+        ),
+        1.64,
+    ),
+    "Solar-Open-100B": (
+        described(
+            "SolarOpen",
+            "solar_open",
+            **{key: value for key, value in sizes(196608, 4096, 0, 48, 64, 8, 131072).items() if value},
+            attention_bias=False,
+            head_dim=128,
+            moe_intermediate_size=1280,
+            n_group=1,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=8,
+            rms_norm_eps=1e-5,
+            rope_theta=1000000,
+            routed_scaling_factor=1.0,
+            tie_word_embeddings=False,
+            topk_group=1,
+        ),
+        102.6,
+    ),
+    "K-EXAONE-236B-A23B": (
+        described(
+            "ExaoneMoE",
+            "exaone_moe",
+            **sizes(153600, 6144, 18432, 48, 64, 8, 262144) | {"eos_token_id": 53},
+            first_k_dense_replace=1,
+            head_dim=128,
+            layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 12,
+            moe_intermediate_size=2048,
+            n_group=1,
+            norm_topk_prob=True,
+            num_experts=128,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            pad_token_id=0,
+            rms_norm_eps=1e-5,
+            rope_theta=1000000,
+            routed_scaling_factor=2.5,
+            sliding_window=128,
+            sliding_window_pattern="LLLG",
+            tie_word_embeddings=False,
+            topk_group=1,
+        ),
+        236.0,
+    ),
+    "Mellum2-12B-A2.5B": (
+        described(
+            "Mellum",
+            "mellum",
+            **sizes(98304, 2304, 7168, 28, 32, 4, 131072),
+            attention_bias=False,
+            head_dim=128,
+            moe_intermediate_size=896,
+            norm_topk_prob=True,
+            num_experts=64,
+            num_experts_per_tok=8,
+            rms_norm_eps=1e-6,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            sliding_window=1024,
+            tie_word_embeddings=False,
+        ),
+        12.1,
+    ),
+    "IQuest-Coder-V1-40B": (
+        described(
+            "IQuestCoder",
+            "iquestcoder",
+            **sizes(76800, 5120, 27648, 80, 40, 8, 131072),
+            attention_bias=False,
+            head_dim=128,
+            mlp_bias=False,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+        ),
+        39.8,
+    ),
+    "ERNIE-4.5-21B-A3B": (
+        described(
+            "Ernie4_5_Moe",
+            "ernie4_5_moe",
+            **sizes(103424, 2560, 12288, 28, 20, 4, 131072),
+            moe_capacity=[64, 64, 64],
+            moe_gate="topk",
+            moe_intermediate_size=1536,
+            moe_k=6,
+            moe_layer_interval=1,
+            moe_layer_start_index=1,
+            moe_num_experts=64,
+            moe_num_shared_experts=2,
+            moe_use_aux_free=True,
+            num_nextn_predict_layers=1,
+            pad_token_id=0,
+            rms_norm_eps=1e-5,
+            rope_theta=500000.0,
+            tie_word_embeddings=True,
+            use_bias=False,
+        ),
+        21.8,
+    ),
     "ERNIE-4.5-0.3B": (
         described(
             "Ernie4_5",
@@ -1034,6 +1261,20 @@ def test_layers_that_share_what_is_chosen_are_those_that_are_listed_drawn_or_com
     ):
         fields = Fields(Path("config.json"), published | {field: value})
         with pytest.raises(CheckpointError, match=field):
+            read_config(fields, architecture_of(fields), tied=False)
+
+
+def test_layers_of_exaone4_with_windows_are_those_that_are_listed_counted_or_spelled() -> None:
+    published = PUBLISHED["EXAONE-4.0-32B"][0]
+    ways: tuple[dict[str, Any], ...] = ({}, {"sliding_window_pattern": 4}, {"sliding_window_pattern": None})
+    for way in ways:
+        fields = Fields(Path("config.json"), published | {"layer_types": None} | way)
+        config = read_config(fields, architecture_of(fields), tied=False)
+        assert config.windows == (4096, 4096, 4096, 0) * 16
+        assert config.unrotated_layers == tuple(range(3, 64, 4))
+    for pattern in ("GLLL", "LLL", "LXLG", "", 0.5, [4]):
+        fields = Fields(Path("config.json"), published | {"layer_types": None, "sliding_window_pattern": pattern})
+        with pytest.raises(CheckpointError, match="sliding_window_pattern"):
             read_config(fields, architecture_of(fields), tied=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
@@ -19,7 +20,7 @@ from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.transformer import Transformer
 from tests.exhaustive import some
-from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.gguf_models import named_tensors, save_gguf
 from tests.worker_svc.model.llama_folders import (
     PAGE_SIZE,
     logits_in_chunks,
@@ -72,6 +73,8 @@ GLM4_MOE = {
     "first_k_dense_replace": 1,
     "pad_token_id": 0,
 }
+ERNIE_MOE = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 28, "pad_token_id": 0}
+SOLAR = {"num_experts_per_tok": 3, "n_routed_experts": 8, "moe_intermediate_size": 28, "pad_token_id": 0}
 LATENTS = {
     "num_key_value_heads": 6,
     "head_dim": None,
@@ -171,6 +174,23 @@ GRANITE = {
     "attention_multiplier": 0.25,
     "logits_scaling": 0.5,
 }
+EXAONE_MOE = {
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 28,
+}
+MELLUM = QWEN_EXPERTS | {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **ORIGINAL},
+    },
+}
+CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
+STABLELM = {"head_dim": None, "hidden_size": 96, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
 MINISTRAL3 = {
     "rope_type": "yarn",
@@ -333,11 +353,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5", {}),
     "ernie4_5 with biases": ("Ernie4_5", {"use_bias": True, "head_dim": 8}),
     "ernie4_5, output apart": ("Ernie4_5", {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 100.0}}),
+    "ernie4_5 moe": ("Ernie4_5_Moe", ERNIE_MOE),
+    "ernie4_5 moe, nothing shared, two layers dense, output apart": (
+        "Ernie4_5_Moe",
+        ERNIE_MOE
+        | {"moe_layer_start_index": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False}
+        | {"rope_parameters": {"rope_theta": 100.0}},
+    ),
+    "ernie4_5 moe, every second layer but the last": (
+        "Ernie4_5_Moe",
+        ERNIE_MOE | {"num_hidden_layers": 6, "moe_layer_interval": 2, "moe_layer_end_index": 4},
+    ),
     "granite": ("Granite", GRANITE),
     "granite with biases": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True}),
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": WINDOW}),
     "starcoder2 without a window": ("Starcoder2", {"head_dim": None}),
     "starcoder2 without biases": ("Starcoder2", {"head_dim": None, "use_bias": False, "tie_word_embeddings": False}),
+    "cohere": ("Cohere", {"head_dim": None, "logit_scale": 0.5, "pad_token_id": 0}),
+    "cohere with biases": (
+        "Cohere",
+        {"head_dim": None, "attention_bias": True, "pad_token_id": 0, "tie_word_embeddings": False}
+        | {"logit_scale": 0.5, "rope_parameters": {"rope_theta": 300.0}},
+    ),
     "cohere2": ("Cohere2", COHERE2),
     "cohere2 with biases, one layer full": (
         "Cohere2",
@@ -389,6 +426,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite moe": ("GraniteMoe", GRANITE | EXPERTS),
     "granite moe with biases": ("GraniteMoe", GRANITE | EXPERTS | {"attention_bias": True}),
+    "granite moe shared": ("GraniteMoeShared", GRANITE | EXPERTS | {"shared_intermediate_size": 40}),
+    "granite moe shared, nothing shared, biases": (
+        "GraniteMoeShared",
+        GRANITE | EXPERTS | {"shared_intermediate_size": 0, "attention_bias": True},
+    ),
     "phi3": ("Phi3", {"head_dim": None, "pad_token_id": 0}),
     "phi3 with a window": ("Phi3", {"head_dim": None, "pad_token_id": 0, "sliding_window": WINDOW}),
     "phi3, rotated in part, longrope": (
@@ -405,7 +447,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4",
         {"pad_token_id": 0, "attention_bias": False, "rope_parameters": {"rope_theta": 100.0, **THIRD}},
     ),
+    "glm": ("Glm", {"pad_token_id": 0}),
+    "glm without biases, rotated in another part": (
+        "Glm",
+        {"pad_token_id": 0, "attention_bias": False, "rope_parameters": {"rope_theta": 100.0, **THIRD}},
+    ),
     "glm4 moe": ("Glm4Moe", GLM4_MOE),
+    "solar open": ("SolarOpen", SOLAR),
+    "solar open, biases, groups, scaled": (
+        "SolarOpen",
+        SOLAR
+        | {"attention_bias": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2}
+        | {"routed_scaling_factor": 1.7, "rope_parameters": {"rope_theta": 100.0}},
+    ),
     "glm4 moe, groups, norms, scaled": (
         "Glm4Moe",
         GLM4_MOE
@@ -426,6 +480,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         GLM4_MOE | {"head_dim": 44, "rope_parameters": {"partial_rotary_factor": math.nextafter(30 / 44, 1)}},
     ),
     "glm4 moe, rotated whole": ("Glm4Moe", GLM4_MOE | {"rope_parameters": {"partial_rotary_factor": 1.0}}),
+    "dots1": ("Dots1", GLM4_MOE | {"n_shared_experts": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True}),
+    "dots1, biases, groups, windows in upper layers": (
+        "Dots1",
+        GLM4_MOE
+        | {"attention_bias": True, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 2}
+        | {"sliding_window": WINDOW, "max_window_layers": 1},
+    ),
     "deepseek v2": ("DeepseekV2", DEEPSEEK | {"first_k_dense_replace": 0}),
     "deepseek v2, groups, no latent of queries": (
         "DeepseekV2",
@@ -474,6 +535,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax m2": ("MiniMaxM2", MINIMAX),
     "minimax m2, rotated in part": ("MiniMaxM2", MINIMAX | {"rope_parameters": {"rope_theta": 100.0, **THIRD}}),
+    "gemma": ("Gemma", {"pad_token_id": 0}),
+    "gemma with biases, output apart": (
+        "Gemma",
+        {"pad_token_id": 0, "attention_bias": True, "tie_word_embeddings": False, "head_dim": 8},
+    ),
     "gemma2": ("Gemma2", GEMMA2),
     "gemma2, layers that are listed, caps that bite": (
         "Gemma2",
@@ -613,6 +679,51 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": ABSENT},
     ),
     "falcon h1, tied": ("FalconH1", FALCON | {"tie_word_embeddings": True}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "exaone4 without windows": (
+        "Exaone4",
+        {"sliding_window": ABSENT, "layer_types": ["full_attention"] * 3, "rope_parameters": {"rope_theta": 100.0}},
+    ),
+    "exaone4, layers that are listed, scaled": (
+        "Exaone4",
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_theta": 100.0, **ONE_STEP},
+        },
+    ),
+    "stablelm": ("StableLm", STABLELM),
+    "stablelm with biases, side by side": (
+        "StableLm",
+        STABLELM
+        | {"use_qkv_bias": True, "use_parallel_residual": True}
+        | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+    ),
+    "cwm": ("Cwm", CWM),
+    "cwm with biases, layers that are listed": (
+        "Cwm",
+        CWM
+        | {"num_hidden_layers": 3, "head_dim": 8, "mlp_bias": True}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "exaone moe": ("ExaoneMoe", EXAONE_MOE),
+    "exaone moe, layers that are listed, groups, two shared": (
+        "ExaoneMoe",
+        EXAONE_MOE
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "num_hidden_layers": 3, "norm_topk_prob": False}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "num_shared_experts": 2}
+        | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 0},
+    ),
+    "mellum": ("Mellum", MELLUM),
+    "mellum, no windows, one layer dense, biases": (
+        "Mellum",
+        MELLUM
+        | {"layer_types": ["full_attention"] * 3, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"attention_bias": True, "norm_topk_prob": False},
+    ),
+    "iquestcoder": ("IQuestCoder", {"head_dim": 8}),
+    "iquestcoder with biases": ("IQuestCoder", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo3, scaled between pairs": (
         "Olmo3",
@@ -672,6 +783,9 @@ GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"]
+GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
+GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
+GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -731,6 +845,15 @@ COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
+COMPANY += [
+    "granite moe shared",
+    "cwm",
+    "stablelm with biases, side by side",
+    "ernie4_5 moe",
+    "exaone4",
+    "dots1, biases, groups, windows in upper layers",
+]
+COMPANY += ["exaone moe", "mellum"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -774,7 +897,22 @@ NEW = [
     "GraniteMoeHybrid",
     "NemotronH",
     "FalconH1",
+    "Glm",
+    "Ernie4_5_Moe",
+    "Exaone4",
+    "Dots1",
+    "Gemma",
+    "Cohere",
+    "Cwm",
+    "GraniteMoeShared",
+    "StableLm",
+    "SolarOpen",
+    "ExaoneMoe",
+    "Mellum",
+    "IQuestCoder",
 ]
+# Those that are of another name in GGUF files, which llama.cpp has them as.
+RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -815,9 +953,9 @@ def saved(kind: str, folder: Path, **changes: Any) -> Any:
     ways = {"attn_implementation": "eager", "experts_implementation": "eager"}  # which take any size
     model = randomized(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **ways))
     model.save_pretrained(folder)
-    if kind == "InternLM3":  # whose own class transformers has as Llama's
+    if kind in ("InternLM3", "IQuestCoder"):  # whose own class transformers has as Llama's
         file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["InternLM3ForCausalLM"]}))
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": [f"{kind}ForCausalLM"]}))
     return model
 
 
@@ -884,9 +1022,10 @@ def test_a_gguf_file_computes_what_the_folder_does(name: str, tmp_path: Path) ->
     # Matrices of Falcon-H1 are multiplied by what the folder's config says; dt of Nemotron-H has no least one.
     if kind not in ("FalconH1", "NemotronH"):
         said = open_checkpoint(path).config
-        if kind == "InternLM3":
-            assert said.architecture == "llama"  # whose name llama.cpp gives it
-            said = replace(said, architecture="internlm3")
+        if kind in RENAMED:
+            theirs_is, ours_is = RENAMED[kind]
+            assert said.architecture == theirs_is
+            said = replace(said, architecture=ours_is)
         assert said == open_checkpoint(tmp_path).config
     assert_logits_agree(loaded(path), theirs, 2 * WINDOW)
 
@@ -902,6 +1041,27 @@ def test_heads_that_llama_cpp_has_in_turns_are_put_in_order_in_quantized_files_t
             assert grouped is not None
             assert torch.equal(grouped.dequantize(), numbers)
         torch.testing.assert_close(numbers, plain[name], atol=2e-2, rtol=0)
+
+
+def test_tensors_of_a_layer_that_drafts_are_left_out_where_it_is_not_read(tmp_path: Path) -> None:
+    theirs = saved("Ernie4_5_Moe", tmp_path, **ERNIE_MOE)
+    tensors = load_file(tmp_path / "model.safetensors")
+    further = {f"model.mtp_{name}.0.weight": torch.ones(48) for name in ("emb_norm", "hidden_norm")}
+    save_file(tensors | further, tmp_path / "model.safetensors", {"format": "pt"})
+    assert_logits_agree(loaded(tmp_path), theirs, WINDOW)
+
+
+def test_older_gguf_files_of_glm_have_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
+    theirs = saved("Glm", tmp_path, **MODELS["glm"][1])
+    apart = dict(named_tensors(theirs))
+    fused = {
+        f"blk.{layer}.attn_qkv.{kind}": torch.cat([apart[f"blk.{layer}.attn_{part}.{kind}"] for part in "qkv"]).numpy()
+        for layer in range(3)
+        for kind in ("weight", "bias")
+    }
+    path = save_gguf(theirs, tmp_path / "model.gguf", extra=fused, without=(".attn_q.", ".attn_k.", ".attn_v."))
+    assert open_checkpoint(path).config == open_checkpoint(tmp_path).config
+    assert_logits_agree(loaded(path), theirs, 2 * WINDOW)
 
 
 @pytest.mark.parametrize("apart", [True, False])

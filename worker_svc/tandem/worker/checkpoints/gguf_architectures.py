@@ -65,6 +65,7 @@ class GgufExperts:
 
     normalized: bool | None = True  # the chosen ones' weights add up to 1; None: `expert_weights_norm` says it
     shared: Literal["size", "count"] | None = None  # `expert_shared_feed_forward_length`; `expert_shared_count`
+    may_share: bool = False  # the former need not be there
     scaled: bool = False  # whether it knows `expert_weights_scale`
     dense_first: bool = False  # whether it knows `leading_dense_block_count`
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of Experts that are so in every such model
@@ -85,13 +86,16 @@ class GgufArchitecture:
     norm_eps_else: str = ""  # and which one does where that is not there
     full_every: int = 0  # layers whose number is a multiple of it have no window; 0: no windows, or all have one
     window: int = 0  # where the file does not say it
+    sharing: str = ""  # what a file with a shared expert is, which need not have one: the name of the architecture
     windowed: str = ""  # what a file with a window is, which need not have one: the name of the architecture
     window_rope: float | None = None  # theta of layers with a window, which rotate without scaling; 0: as the others
+    may_fuse: bool = False  # older files have q, k and v in one tensor, and their biases in another
     partly_rotated: bool = False  # whether `rope.dimension_count` may be less than a head has
     longrope: bool = False  # whether it knows tensors of RoPE's factors
     truncate: bool = True  # YaRN blends between whole pairs
     soft_caps: tuple[float, float] | None = None  # of attention and logits, where the file does not say them
-    gemma_width: int = 0  # so many layers are those of the model whose scores are divided by the root of hidden / heads
+    # So many layers are those of the Gemma whose scores are divided by the root of hidden / heads; -1: no Gemma's.
+    gemma_width: int = 0
     logit_scale_divides: bool = True
     experts: GgufExperts = GgufExperts()
     drafting_layers: bool = False  # the last `nextn_predict_layers` predict further tokens
@@ -109,7 +113,8 @@ _NORMS_AROUND = {
     "attention.post_norm": "post_attention_norm.weight",
     "mlp.post_norm": "post_ffw_norm.weight",
 }
-_FUSED = {f"attention.{part}": "attn_qkv.weight" for part in "qkv"}
+FUSED = {f"attention.{part}": "attn_qkv.weight" for part in "qkv"}
+FUSED_BIASES = {f"attention.{part}_bias": "attn_qkv.bias" for part in "qkv"}
 _FUSED_MLP = {"mlp.gate": "ffn_up.weight", "mlp.up": "ffn_up.weight"}
 _SHARED = {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
 _GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"}
@@ -165,7 +170,13 @@ ARCHITECTURES = {
     "arcee": GgufArchitecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),
     "ernie4_5": GgufArchitecture("ernie4_5", permuted=True),
     "granite": GgufArchitecture("granite", permuted=True, layer_names=LAYER_NAMES | _MLP_BIASES),
-    "granitemoe": GgufArchitecture("granitemoe", permuted=True),
+    "granitemoe": GgufArchitecture(
+        "granitemoe",
+        permuted=True,
+        layer_names=LAYER_NAMES | _SHARED,
+        experts=GgufExperts(shared="size", may_share=True),
+        sharing="granitemoeshared",
+    ),
     "olmoe": GgufArchitecture("olmoe", qk_norm="whole", experts=GgufExperts(normalized=False)),
     "qwen2moe": GgufArchitecture(
         "qwen2_moe",
@@ -174,7 +185,7 @@ ARCHITECTURES = {
     ),
     "phi3": GgufArchitecture(
         "phi3",
-        layer_names=LAYER_NAMES | _FUSED | _FUSED_MLP,
+        layer_names=LAYER_NAMES | FUSED | _FUSED_MLP,
         partly_rotated=True,
         longrope=True,
         windowed="phi3",
@@ -328,5 +339,45 @@ ARCHITECTURES = {
         window_rope=0.0,
         layer_names=LAYER_NAMES | _NORMS_AFTER,
         always={"norm_placement": "after"},
+    ),
+    "chatglm": GgufArchitecture(
+        "glm", permuted=True, partly_rotated=True, layer_names=LAYER_NAMES | _FUSED_MLP, may_fuse=True
+    ),
+    "ernie4_5-moe": GgufArchitecture(
+        "ernie4_5_moe",
+        permuted=True,
+        layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(shared="size", may_share=True, dense_first=True, always={"biased": True}),
+    ),
+    "exaone4": GgufArchitecture(
+        "exaone4",
+        qk_norm="head",
+        divisors=True,
+        full_every=4,
+        windowed="exaone4",
+        layer_names=LAYER_NAMES | _NORMS_AFTER,
+        further=further.exaone4,
+        always={"norm_placement": "after"},
+    ),
+    "dots1": GgufArchitecture(
+        "dots1",
+        qk_norm="head",
+        layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
+    ),
+    "gemma": GgufArchitecture("gemma", gemma_width=-1, always={"activation": "gelu_tanh"}),
+    "stablelm": GgufArchitecture(
+        "stablelm",
+        norm_eps="attention.layer_norm_epsilon",
+        partly_rotated=True,
+        further=further.stablelm,
+        always={"norm": "layer", "norm_bias": True},
+    ),
+    "command-r": GgufArchitecture(
+        "cohere",
+        permuted=True,
+        norm_eps="attention.layer_norm_epsilon",
+        logit_scale_divides=False,
+        always={"norm": "layer", "parallel": True},
     ),
 }

@@ -128,6 +128,8 @@ def read_config(
     experts = _experts(fields, architecture.experts, layers)
     if experts is not None and kind == "llama":
         name = "mixtral"
+    if experts is not None and experts.shared_size and architecture.sharing:
+        name = architecture.sharing
     config = build(
         ModelConfig,
         fields,
@@ -151,7 +153,7 @@ def read_config(
         ),
         rotary_dim=None if rotated == head_dim else rotated,
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,
-        qkv_bias=architecture.qkv_bias or "attn_q.bias" in parts,
+        qkv_bias=architecture.qkv_bias or not {"attn_q.bias", "attn_qkv.bias"}.isdisjoint(parts),
         output_bias="attn_output.bias" in parts,
         qk_norm="head"
         if architecture.may_norm and "blk.0.attn_q_norm.weight" in files.tensors
@@ -219,7 +221,8 @@ def _experts(fields: Fields, known: GgufExperts, layers: int) -> Experts | None:
     if known.shared is not None:
         whole = known.shared == "size"
         key = "expert_shared_feed_forward_length" if whole else "expert_shared_count"
-        values["shared_size"] = fields.integer(key) * (1 if whole else size)
+        said = fields.integer(key, 0) if known.may_share else fields.integer(key)
+        values["shared_size"] = said * (1 if whole else size)
     if known.scaled:
         values["scale"] = fields.number("expert_weights_scale", 0.0) or 1.0
     if known.dense_first:

@@ -125,7 +125,16 @@ _MORE: Mapping[str, Table] = {
     "starcoder2": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
-    "granitemoe": _GRANITE,
+    "granitemoe": _GRANITE | rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((0,))},
+    "ernie4_5-moe": rules(USED, "expert_shared_feed_forward_length leading_dense_block_count")
+    | rules(NEUTRAL, "expert_shared_count")
+    | {"interleave_moe_layer_step": Only((1,))},
+    "exaone4": _WINDOWS,
+    "command-r": _LAYER_NORM | {"logit_scale": USED},
+    # which llama.cpp does not look at: parts are side by side where there is no second norm
+    "stablelm": _LAYER_NORM | rules(NEUTRAL, "use_parallel_residual"),
+    "dots1": _EXPERTS
+    | rules(USED, "expert_shared_count leading_dense_block_count expert_weights_scale expert_weights_norm"),
 }
 
 

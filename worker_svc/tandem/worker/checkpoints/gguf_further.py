@@ -191,3 +191,13 @@ def hybrid(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, A
         ),
         "rotary_dim": config.rotated,
     }
+
+
+def exaone4(_fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
+    """Returns which layers do not rotate: those without a window beside others that have one."""
+    return {"unrotated_layers": tuple(layer for layer, window in enumerate(config.windows) if not window)}
+
+
+def stablelm(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any]:
+    """Returns whether a layer's parts are side by side: they have one norm then."""
+    return {"parallel": "blk.0.ffn_norm.weight" not in facts.shapes}

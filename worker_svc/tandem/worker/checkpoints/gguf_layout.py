@@ -11,7 +11,14 @@ from collections.abc import Collection
 
 import torch
 
-from tandem.worker.checkpoints.gguf_architectures import FUSED_EXPERTS, HEAD_NAMES, TOP_NAMES, GgufArchitecture
+from tandem.worker.checkpoints.gguf_architectures import (
+    FUSED,
+    FUSED_BIASES,
+    FUSED_EXPERTS,
+    HEAD_NAMES,
+    TOP_NAMES,
+    GgufArchitecture,
+)
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
 from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
 from tandem.worker.checkpoints.gguf_states import mamba_pieces
@@ -36,6 +43,8 @@ class GgufLayout:
         self._layer_names = dict(architecture.layer_names)
         if any(name.endswith(FUSED_EXPERTS["experts.gate"]) for name in stored):
             self._layer_names |= FUSED_EXPERTS
+        if architecture.may_fuse and any(name.endswith(FUSED["attention.q"]) for name in stored):
+            self._layer_names |= FUSED | FUSED_BIASES
         self.pieces: dict[str, GgufPiece] = {}
         if architecture.hybrid:
             self.pieces = gguf_pieces(config, stored, first)

@@ -128,6 +128,8 @@ class HuggingFaceCheckpoint:
         if not head:
             self._drop_drafting_layers(config, stored)
         self._drop_shared(stored)
+        for name in [name for name in stored if name.startswith(self._architecture.unread)]:
+            del stored[name]
         self._quantized: dict[str, _Quantized] = {}
         self._quantized_bytes = 0
         self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
@@ -140,6 +142,7 @@ class HuggingFaceCheckpoint:
             self._unpack(scheme, shapes, stored)
         if transposed:  # those that are not quantized
             shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
+        shapes |= rows_of_one(self._architecture, shapes)
         match_tensors(path, shapes, stored)
         self.dtype = main_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values()) + self._quantized_bytes
@@ -167,6 +170,8 @@ class HuggingFaceCheckpoint:
                 mapped = self._read(Place(place.stored))
                 source = self._copy = rows_in_order(mapped, place.rows)
                 release_mapped(mapped)
+            elif self._architecture.router_bias_row and name.endswith("router_bias"):
+                source = self._read(place)[0]
             elif self._architecture.transposed_experts and place.expert is not None:
                 source = self._copy = self._transposed(place)
             else:
@@ -336,6 +341,12 @@ def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: 
     if not (architecture.interleaved or in_part) or not name.endswith(_ROTATED):
         return None
     return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=architecture.interleaved)
+
+
+def rows_of_one(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of stored tensors that are vectors of the model, but matrices of one row in the files."""
+    name = architecture.layer_names["router_bias"] if architecture.router_bias_row else None
+    return {stored: (1, *shape) for stored, shape in shapes.items() if name is not None and stored.endswith(name)}
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
+from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 from tandem.worker.checkpoints.hugging_face_mamba import falcon_h1, granite_hybrid, nemotron_h, with_layers
+from tandem.worker.checkpoints.hugging_face_stablelm import stablelm
 
 _LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -101,6 +104,7 @@ _GLM4_MOE_NAMES = _LAYER_NAMES | {
     "shared.down": "mlp.shared_experts.down_proj.weight",
     **{f"shared.{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in ("gate", "up", "down")},
 }
+_ERNIE_MOE_NAMES = _GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
 _LATENT_NAMES = _GLM4_MOE_NAMES | {
     "attention.query_latent": "self_attn.q_a_proj.weight",
     "attention.query_latent_bias": "self_attn.q_a_proj.bias",
@@ -125,6 +129,11 @@ _GRANITE_MOE_NAMES = _LAYER_NAMES | {
     "experts.gate": "block_sparse_moe.input_linear.weight",
     "experts.up": "block_sparse_moe.input_linear.weight",
     "experts.down": "block_sparse_moe.output_linear.weight",
+}
+_GRANITE_SHARED = {
+    "shared.gate": "shared_mlp.input_linear.weight",
+    "shared.up": "shared_mlp.input_linear.weight",
+    "shared.down": "shared_mlp.output_linear.weight",
 }
 _MIXTRAL_NAMES = _LAYER_NAMES | {
     "router": "block_sparse_moe.gate.weight",
@@ -265,6 +274,11 @@ class ExpertFields:
     dense_first: int = 1  # the default of `first_k_dense_replace`
     shared: Literal["size", "count"] | None = None  # `shared_expert_intermediate_size`; `n_shared_experts` of the size
     shared_count: int = 1  # the default of that last field
+    shared_counted: str = "n_shared_experts"  # what it is called
+    shared_size: tuple[str, int] = (
+        "shared_expert_intermediate_size",
+        5632,
+    )  # what the first one is called, its default
     grouped: bool = False  # whether it knows `n_group`, `topk_group` and `routed_scaling_factor`; their defaults follow
     groups: Mapping[str, int] = field(default_factory=lambda: {"n_group": 1, "topk_group": 1})
     scale: float = 1.0
@@ -296,6 +310,7 @@ class Architecture:
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output
     output_bias_apart: bool = False  # that field is not the output's, which has its own, `attention_out_bias`, or none
     sliding_window: int | None = None  # where the file does not say it
+    max_window_layers: int | None = None  # the default of this field, which counts though there is no switch for it
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
     mlp_bias: bool = False  # whether it knows this field, of the feed-forward part's matrices
@@ -306,9 +321,12 @@ class Architecture:
     norm_eps: str = "rms_norm_eps"  # which field says it
     logit_scale: float = 1.0  # the default of this field
     rotated_windows: bool = False  # layers without a window are not rotated
+    rotated_without: bool = False  # but all are where the model has no window
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
+    full_first: bool = False  # these are the first of so many each instead of the last
     window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
+    query_scalar: bool = True  # whether `query_pre_attn_scalar` says it, where embeddings are multiplied by the width
     # The defaults of `attn_logit_softcapping` and `final_logit_softcapping`; 0: none; None: it does not know it.
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
@@ -328,6 +346,7 @@ class Architecture:
     rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
     also_named: tuple[str, ...] = ()  # other model_types of the same
+    also_spelled: tuple[str, ...] = ()  # how published files spell the class
     latents: bool = False  # attention is over latents; see latents.py
     index_interleaved: bool = False  # RoPE pairs of an indexer are neighbours too; see indexer.py
     hybrid: bool = False  # some layers have a gated delta rule, the others gates; see hugging_face_hybrids.py
@@ -337,10 +356,17 @@ class Architecture:
     further: Callable[[Fields, Fields, tuple[int, ...]], Mapping[str, Any]] | None = None
     # What the names of tensors begin with in the files, and with which beginning we know them.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
+    unread: tuple[str, ...] = ()  # what the names of tensors begin with that are of a head beside the model
     # Makes a config of one that says the number of layers in another way.
     prepared: Callable[[Fields], Fields] | None = None
     wrapped: tuple[str, str] | None = None  # model_type and class of a model that sees, too, whose text model this is
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Returns what `architectures` may say."""
+        return self.class_name, *self.also_spelled
 
     @property
     def multiplied_by_width(self) -> bool:
@@ -891,5 +917,182 @@ ARCHITECTURES = {
             rope_theta=500000.0,
             experts=ExpertFields(("num_experts",), 7, 5, "intermediate_size"),
         ),
+        Architecture(
+            "glm",
+            "GlmForCausalLM",
+            _LAYER_NAMES | _FUSED_MLP,
+            special_ids={"eos_token_id": (151329, 151336, 151338)},
+            head_dim=128,
+            attention_bias=True,
+            output_bias_apart=True,
+            interleaved=True,
+            partial_rotary=0.5,
+        ),
+        Architecture(
+            "ernie4_5_moe",
+            "Ernie4_5_MoeForCausalLM",
+            _ERNIE_MOE_NAMES,
+            rope_theta=500000.0,
+            tied=True,
+            interleaved=True,
+            router_bias_row=True,
+            unread=("model.mtp_",),
+            further=ernie4_5_moe,
+        ),
+        Architecture(
+            "exaone4",
+            "Exaone4ForCausalLM",
+            _NORMS_AFTER,
+            special_ids={"bos_token_id": 0, "eos_token_id": 2},
+            qk_norm="head",
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=4,
+            rotated_windows=True,
+            rotated_without=True,
+            prepared=with_pattern,
+            always={"norm_placement": "after"},
+        ),
+        Architecture(
+            "dots1",
+            "Dots1ForCausalLM",
+            _GLM4_MOE_NAMES,
+            special_ids={},
+            qk_norm="head",
+            attention_bias=False,
+            sliding_window=4096,
+            max_window_layers=62,
+            window_by_layer=True,
+            experts=ExpertFields(
+                ("n_routed_experts", "num_local_experts"),
+                dense="first",
+                dense_first=0,
+                shared="count",
+                grouped=True,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
+        Architecture(
+            "gemma",
+            "GemmaForCausalLM",
+            special_ids={"bos_token_id": 2, "eos_token_id": 1},
+            head_dim=256,
+            attention_bias=False,
+            tied=True,
+            query_scalar=False,
+            norms_from_one=True,
+            always={"activation": "gelu_tanh"},
+        ),
+        Architecture(
+            "cohere",
+            "CohereForCausalLM",
+            special_ids={"bos_token_id": 5, "eos_token_id": 255001},
+            rope_theta=500000.0,
+            attention_bias=False,
+            tied=True,
+            interleaved=True,
+            norm_eps="layer_norm_eps",
+            logit_scale=0.0625,
+            always={"norm": "layer", "parallel": True},
+        ),
+        Architecture(
+            "cwm",
+            "CwmForCausalLM",
+            special_ids={"bos_token_id": 128000, "eos_token_id": (128001, 128008, 128009)},
+            rope_theta=1e6,
+            rope_stated=True,
+            head_dim=128,
+            mlp_bias=True,
+            sliding_window=8192,
+            window_by_layer=True,
+            full_every=4,
+            full_first=True,
+        ),
+        Architecture(
+            "granitemoeshared",
+            "GraniteMoeSharedForCausalLM",
+            _GRANITE_MOE_NAMES | _GRANITE_SHARED,
+            attention_bias=False,
+            attention_multiplier=1.0,
+            experts=ExpertFields(
+                ("num_local_experts",),
+                8,
+                2,
+                "intermediate_size",
+                normalized=True,
+                shared="size",
+                shared_size=("shared_intermediate_size", 0),
+            ),
+        ),
+        Architecture(
+            "stablelm",
+            "StableLmForCausalLM",
+            _LAYER_NAMES | _NORM_BIASES,
+            special_ids={"bos_token_id": 0, "eos_token_id": 0},
+            norm_eps="layer_norm_eps",
+            partial_rotary=0.25,
+            further=stablelm,
+            always={"norm": "layer", "norm_bias": True},
+        ),
+        Architecture(
+            "solar_open",
+            "SolarOpenForCausalLM",
+            _GLM4_MOE_NAMES,
+            special_ids={},
+            rope_theta=1e6,
+            intermediate_size=1280,  # of no layer
+            head_dim=128,
+            attention_bias=False,
+            output_bias_apart=True,
+            experts=ExpertFields(
+                ("n_routed_experts", "num_local_experts"),
+                normalized_by_default=True,
+                shared="count",
+                grouped=True,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
+        Architecture(
+            "exaone_moe",
+            "ExaoneMoeForCausalLM",
+            also_spelled=("ExaoneMoEForCausalLM",),
+            layer_names=_GLM4_MOE_NAMES | {"router_bias": "mlp.e_score_correction_bias"},
+            special_ids={"bos_token_id": 1, "eos_token_id": 53},
+            qk_norm="head",
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=4,
+            rotated_windows=True,
+            prepared=with_pattern,
+            unread=("mtp.",),
+            experts=ExpertFields(
+                ("num_experts",),
+                64,
+                size="moe_intermediate_size",
+                normalized_by_default=True,
+                dense="kinds",
+                shared="count",
+                shared_counted="num_shared_experts",
+                grouped=True,
+                scale=2.5,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
+        Architecture(
+            "mellum",
+            "MellumForCausalLM",
+            special_ids={},
+            rope_stated=True,
+            head_dim=128,
+            qk_norm="head",
+            attention_bias=False,
+            sliding_window=1024,
+            window_by_layer=True,
+            full_every=1,
+            window_rope=10000.0,
+            unread=("mtp.",),
+            experts=ExpertFields(count=64, normalized_by_default=True, dense="kinds", dense_first=0),
+        ),
+        Architecture("iquestcoder", "IQuestCoderForCausalLM", head_dim=128, attention_bias=False, mlp_bias=True),
     )
 }

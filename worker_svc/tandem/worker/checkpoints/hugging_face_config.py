@@ -98,7 +98,7 @@ def _named(config: Fields) -> Architecture:
         if found is None:
             raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
         return found
-    found = next((each for each in served if classes == [each.class_name]), None)
+    found = next((each for each in served for name in each.class_names if classes == [name]), None)
     if found is None:
         names = ", ".join(each.class_name for each in served)
         raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
@@ -179,7 +179,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         ),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         attention_multiplier=(
-            _attention_multiplier(config, architecture) if latents is None else score_multiplier(latents, rope)
+            _attention_multiplier(config, architecture, head_dim)
+            if latents is None
+            else score_multiplier(latents, rope)
         ),
         attention_soft_cap=_soft_cap(config, "attn_logit_softcapping", architecture.attention_soft_cap),
         logit_multiplier=_logit_multiplier(config, architecture),
@@ -214,10 +216,10 @@ def _activation(config: Fields, architecture: Architecture) -> Activation:
     return ACTIVATIONS[said]
 
 
-def _attention_multiplier(config: Fields, architecture: Architecture) -> float | None:
+def _attention_multiplier(config: Fields, architecture: Architecture, head_dim: int) -> float | None:
     if not architecture.multiplied_by_width:
         return config.number("attention_multiplier", architecture.attention_multiplier)
-    scalar = config.number("query_pre_attn_scalar", 256.0)
+    scalar = config.number("query_pre_attn_scalar", 256.0) if architecture.query_scalar else max(head_dim, 1)
     if scalar <= 0:
         raise config.error("query_pre_attn_scalar", f"must be more than 0, but is {scalar:g}")
     return float(scalar**-0.5)
@@ -274,6 +276,8 @@ def _by_layer(config: Fields, rope: Fields, theta: float) -> tuple[Fields, float
 
 def _unrotated(config: Fields, architecture: Architecture, layers: int, windows: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the layers whose queries and keys are not rotated."""
+    if architecture.rotated_without and not windows:
+        return ()
     if architecture.rotated_windows:
         return tuple(layer for layer in range(min(layers, 1 << 12)) if not windows or not windows[layer])
     if not architecture.no_rope_layers:
@@ -428,6 +432,8 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
         full = config.integer("max_window_layers", 28 if architecture.window_by_layer else 0)
         if full > 0 and not architecture.window_by_layer:
             raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
+    if architecture.max_window_layers is not None and window is not None:
+        full = config.integer("max_window_layers", architecture.max_window_layers)
     usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
     if architecture.windows_in_turns and window is not None:
         usual = ["full_attention" if layer % 2 or layer >= full else "sliding_attention" for layer in range(layers)]
@@ -438,7 +444,7 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
     if every < 0:
         raise config.error("sliding_window_pattern", f"must be at least 1, but is {every}")
     if every:
-        full_layers = range(every - 1, layers, every)
+        full_layers = range(0 if architecture.full_first else every - 1, layers, every)
         usual = ["full_attention" if layer in full_layers else kind for layer, kind in enumerate(usual)]
     kinds = config.values.get("layer_types")
     if kinds is None:
@@ -453,7 +459,7 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
         if "sliding_attention" in kinds:
             raise config.error("layer_types", "name sliding_attention, but no window is set")
         return ()
-    if "sliding_attention" not in kinds:
+    if "sliding_attention" not in kinds and not architecture.rotated_windows:
         return ()
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
@@ -479,9 +485,11 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
     size = config.integer(known.size)
     values: dict[str, Any] = {**known.always}
     if known.shared == "size":
-        values["shared_size"] = config.integer("shared_expert_intermediate_size", 5632)
+        values["shared_size"] = config.integer(*known.shared_size)
+        if values["shared_size"] < 0:
+            raise config.error(known.shared_size[0], f"must be at least 0, but is {values['shared_size']}")
     elif known.shared == "count":
-        values["shared_size"] = size * config.integer("n_shared_experts", known.shared_count)
+        values["shared_size"] = size * config.integer(known.shared_counted, known.shared_count)
     if known.grouped:
         groups, per_token = (config.integer(key, usual) for key, usual in known.groups.items())
         if not known.greedy or _in_groups(config):
@@ -500,7 +508,9 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
     return build(
         Experts,
         config,
-        KEYS | {"experts.count": known.counts[0], "experts.intermediate_size": known.size},
+        KEYS
+        | {"experts.count": known.counts[0], "experts.intermediate_size": known.size}
+        | {"experts.shared_size": known.shared_size[0]},
         count=_one_of(config, known.counts, known.count),
         per_token=config.integer("num_experts_per_tok", known.per_token),
         intermediate_size=size,

@@ -327,6 +327,57 @@ CONFIG: Mapping[str, Table] = {
     "olmo2": _DENSE | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _DENSE | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
+    "glm": _CONFIG | rules(USED, "attention_bias") | _PARTIAL,
+    "ernie4_5_moe": _CONFIG
+    | rules(USED, "moe_num_experts moe_k moe_intermediate_size moe_num_shared_experts")
+    | rules(USED, "moe_layer_start_index moe_layer_end_index moe_layer_interval")
+    | rules(NEUTRAL, "moe_capacity num_nextn_predict_layers")
+    # what the chosen experts' probabilities add up to at least, before they are divided by it
+    | {"moe_norm_min": Only((1e-12,)), "moe_use_aux_free": Only((True,))}
+    | {"moe_gate": Only(("topk",)), "moe_gate_act": Only(("softmax",))},
+    "exaone4": _CONFIG | rules(USED, "sliding_window sliding_window_pattern"),
+    "dots1": _CONFIG
+    | rules(USED, "attention_bias sliding_window max_window_layers first_k_dense_replace n_group topk_group")
+    | rules(USED, "n_routed_experts num_local_experts n_shared_experts moe_intermediate_size num_experts_per_tok")
+    | rules(USED, "norm_topk_prob routed_scaling_factor")
+    | {"scoring_func": Only(("noaux_tc", "sigmoid"))},
+    "gemma": _CONFIG
+    | rules(USED, "attention_bias")
+    | {"hidden_act": Only(("gelu_pytorch_tanh", "gelu")), "hidden_activation": Only(("gelu_pytorch_tanh",))}
+    | {"use_bidirectional_attention": Only((False,))},
+    "cohere": _CONFIG
+    | rules(USED, "attention_bias layer_norm_eps logit_scale")
+    | rules(NEUTRAL, "model_max_length")
+    | {"rms_norm_eps": Only()},
+    "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
+    "exaone_moe": _CONFIG
+    | rules(USED, "sliding_window sliding_window_pattern first_k_dense_replace mlp_layer_types n_group topk_group")
+    | rules(USED, "num_experts num_experts_per_tok num_shared_experts moe_intermediate_size norm_topk_prob")
+    | rules(USED, "routed_scaling_factor")
+    | rules(NEUTRAL, "num_nextn_predict_layers")  # the layer that drafts is not read
+    | {"scoring_func": Only(("sigmoid",)), "topk_method": Only(("noaux_tc",))},
+    "mellum": _CONFIG
+    | rules(USED, "attention_bias sliding_window mlp_layer_types num_experts num_local_experts num_experts_per_tok")
+    | rules(USED, "moe_intermediate_size norm_topk_prob")
+    # the layer that drafts is not read
+    | rules(NEUTRAL, "num_mtp_layers mtp_layer_types mtp_mlp_layer_types num_nextn_predict_layers")
+    # only among the RoPE parameters of each kind of layers
+    | rules(Only(), "rope_theta rope_scaling original_max_position_embeddings"),
+    "iquestcoder": _CONFIG
+    | rules(USED, "attention_bias mlp_bias")
+    | {"sliding_window": Only(), "use_sliding_window": Only((False,))},
+    "solar_open": _CONFIG
+    | rules(USED, "attention_bias n_group topk_group norm_topk_prob n_routed_experts num_local_experts")
+    | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
+    | {"first_k_dense_replace": Only((0,))},
+    "stablelm": _CONFIG
+    | rules(USED, "layer_norm_eps use_qkv_bias use_parallel_residual")
+    | {"rms_norm_eps": Only(), "head_dim": Only()}
+    | _PARTIAL,
+    "granitemoeshared": _CONFIG
+    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
+    | rules(USED, "shared_intermediate_size")
+    | _EXPERTS,
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
@@ -357,6 +408,8 @@ ROPE_OF: Mapping[str, Table] = {
     "qwen3_5_text": _HYBRID_ROPE,  # of text alone, all three positions are the same
     "qwen3_5_moe_text": _HYBRID_ROPE,
     "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
+    "glm": _PARTIAL,
+    "stablelm": _PARTIAL,
 }
 
 # Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.

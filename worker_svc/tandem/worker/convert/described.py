@@ -58,6 +58,8 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "attention_bias": config.qkv_bias,
         "attention_out_bias": config.output_bias,
         "qkv_bias": config.qkv_bias,
+        "use_qkv_bias": config.qkv_bias,
+        "use_parallel_residual": config.parallel,
         "use_bias": config.mlp_bias,
         "mlp_bias": config.mlp_bias,
         "lm_head_bias": config.logit_bias,
@@ -120,6 +122,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         return {"enable_moe_block": False}
     known = architecture.experts
     with_experts = [layer for layer in range(config.num_layers) if layer not in experts.dense_layers]
+    every = with_experts[1] - with_experts[0] if len(with_experts) > 1 else 1
     values: dict[str, Any] = {
         (known.counts if known else ("num_local_experts" if config.chunked else "num_experts",))[0]: experts.count,
         "num_experts_per_tok": experts.per_token,
@@ -131,8 +134,19 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "mlp_only_layers": list(experts.dense_layers),
         "decoder_sparse_step": 1,
         "moe_layers": with_experts,
+        "moe_num_experts": experts.count,
+        "moe_k": experts.per_token,
+        "moe_num_shared_experts": experts.shared_size // experts.intermediate_size,
+        "moe_layer_start_index": min(with_experts, default=config.num_layers),
+        "moe_layer_end_index": max(with_experts, default=config.num_layers),
+        "moe_layer_interval": every,
         "shared_expert_intermediate_size": experts.shared_size,
+        "shared_intermediate_size": experts.shared_size,
         "n_shared_experts": experts.shared_size // experts.intermediate_size,
+        "num_shared_experts": experts.shared_size // experts.intermediate_size,
+        "mlp_layer_types": [
+            "dense" if layer in experts.dense_layers else "sparse" for layer in range(config.num_layers)
+        ],
         "n_group": experts.groups,
         "topk_group": experts.groups_per_token,
         "routed_scaling_factor": experts.scale,
@@ -182,9 +196,7 @@ def _latents(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "dim_model_base": _whole(round(config.hidden_size * config.logit_multiplier, 6)),
     }
     if architecture.experts is not None and config.experts is not None:
-        dense = config.experts.dense_layers
         values["topk_method"] = "group_limited_greedy" if config.experts.groups > 1 else "greedy"
-        values["mlp_layer_types"] = ["dense" if layer in dense else "sparse" for layer in range(config.num_layers)]
     return values
 
 

@@ -35,9 +35,11 @@ _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 # What `general.architecture` says: the name that the reader's table has for ours, or of another one that says the same.
 _WITH_EXPERTS = {"nemotron_h": "nemotron_h_moe"}  # which are another one there
 CONVERTED = {
+    **{row.sharing: kind for kind, row in ARCHITECTURES.items() if row.sharing},
     **{row.windowed: kind for kind, row in ARCHITECTURES.items() if row.windowed},
     **{row.name: kind for kind, row in ARCHITECTURES.items() if kind not in _WITH_EXPERTS.values()},
     **dict.fromkeys(("mistral", "ministral", "mixtral", "internlm3"), "llama"),
+    "solar_open": "glm4moe",
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
 # Matrices that stay float32, as llama.cpp has them, by parts of their names.

@@ -125,14 +125,18 @@ def _experts(config: ModelConfig, kind: str) -> dict[str, Any]:
     values = {
         **_directly(experts, {key: value for key, value in KEYS.items() if key not in _OTHERWISE}, "experts."),
         # Where the size of all is said, they are one.
-        "expert_shared_count": 1 if known.shared == "size" else experts.shared_size // experts.intermediate_size,
+        "expert_shared_count": (
+            1 if known.shared == "size" and not known.may_share else experts.shared_size // experts.intermediate_size
+        ),
         "moe_latent_size": experts.latent or None,
         "leading_dense_block_count": len(dense),
         "interleave_moe_layer_step": next(layer for layer in range(config.num_layers + 1) if layer not in dense) + 1,
         "expert_gating_func": _gating(experts),
     }
     if known.shared == "size":
-        values["expert_shared_feed_forward_length"] = experts.shared_size
+        values["expert_shared_feed_forward_length"] = experts.shared_size or (None if known.may_share else 0)
+    if known.dense_first:
+        values["interleave_moe_layer_step"] = 1  # from the first one with experts on, all have them
     if known.normalized is None:
         values["expert_weights_norm"] = experts.normalized
     if experts.groups > 1:

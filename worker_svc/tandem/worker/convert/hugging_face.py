@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from tandem.worker.checkpoints.hugging_face import row_order
+from tandem.worker.checkpoints.hugging_face import row_order, rows_of_one
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
@@ -146,6 +146,7 @@ class _Layout:
         if self._architecture.transposed_experts:
             shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
         shapes |= {piece.stored: piece.shape for piece in found.values()}
+        shapes |= rows_of_one(self._architecture, shapes)
         first = (found[name].stored if name in found else self._places[name].stored for name in config.tensor_shapes())
         self.shapes = {name: shapes[name] for name in dict.fromkeys(first)}
 
