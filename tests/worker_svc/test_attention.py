@@ -29,6 +29,7 @@ GROUPS = [((group, 1, 64), 100 * (group % 2)) for group in range(1, 17)] + [
 KINDS: dict[str, type[TorchOperations]] = {
     "torch": TorchOperations,
     "compiled": NativeOperations,
+    "without bf16": NativeOperations,
     "by AVX2": NativeOperations,
 }
 ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
@@ -113,27 +114,32 @@ def exact(scene: Scene, sequence: Sequence) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def compiled(*, wide: bool) -> Iterator[None]:
-    """Compiled attention by all that the processor has, or by AVX2 alone where it has more."""
+def compiled(kind: str) -> Iterator[None]:
+    """Compiled attention by all that the processor has, without its instructions for bf16, or by AVX2 alone."""
     if not native.available():
         pytest.skip("no AVX2, or no C compiler")
-    if not native.allow_wide_attention(wide) and not wide:
+    if not native.allow_wide_attention(kind != "by AVX2") and kind == "by AVX2":
         pytest.skip("no AVX-512 with VNNI: that is what serves")
+    if kind == "without bf16" and not native.limit_bf16("twos"):
+        native.limit_bf16("amx")
+        pytest.skip("no instructions for bf16: that is what serves")
+    native.limit_bf16("shifts" if kind == "without bf16" else "amx")
     try:
         yield
     finally:
+        native.limit_bf16("amx")
         native.allow_wide_attention(True)
 
 
 @pytest.fixture(params=KINDS)
 def operations(request: pytest.FixtureRequest) -> Iterator[Operations]:
-    with contextlib.nullcontext() if request.param == "torch" else compiled(wide=request.param == "compiled"):
+    with contextlib.nullcontext() if request.param == "torch" else compiled(request.param):
         yield KINDS[request.param]()
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "by AVX2"])
+@pytest.fixture(params=[kind for kind in KINDS if kind != "torch"])
 def _compiled(request: pytest.FixtureRequest) -> Iterator[None]:
-    with compiled(wide=request.param):
+    with compiled(request.param):
         yield
 
 

@@ -182,8 +182,8 @@ def wide_serves(dtype: torch.dtype) -> bool:
 
 
 def limit_bf16(way: str) -> bool:
-    """Makes `wide_product` compute bf16 by the best of `BF16_WAYS` up to this one from now on; whether the processor
-    has it. For comparisons: the bits differ, and by shifts activations stay fp32."""
+    """Makes `wide_product`, and attention over bf16, compute by the best of `BF16_WAYS` up to this one from now on;
+    whether the processor has it. For comparisons: the bits differ, and by shifts activations stay fp32."""
     most = BF16_WAYS.index(way) + 1
     calls().tandem_limit_bf16(most)
     return int(calls().tandem_wide_serves()) >= most

@@ -1,4 +1,4 @@
-// Causal attention over pages, in fp32.
+// Causal attention over pages, in fp32; attention_wide_twos.c has bf16 its own way.
 //
 // A query looks at one page of keys after the other, from the first on that it sees, with a softmax in progress:
 //
@@ -252,8 +252,9 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const int64_t parts = (pieces + share - 1) / share;
     const int there = format == FP8 ? wide_fp8_is_there() : wide_is_there();
     // The same with any number of queries: their bits differ.
-    const Way *wide =
-        digits_in(&a) || (format == INT4 && head_dim % 128 == 0) ? &wide_attention_digits : &wide_attention;
+    const Way *wide = digits_in(&a) || (format == INT4 && head_dim % 128 == 0) ? &wide_attention_digits
+                      : format == BF16 && wide_twos_is_there()                 ? &wide_attention_twos
+                                                                               : &wide_attention;
     const Way *way = wide_allowed && there ? wide : &narrow;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)

@@ -121,7 +121,7 @@ INLINE int64_t wide_of(int64_t d) { return whole(d, 64); }
 INLINE int64_t numbers_of(int64_t rows, int64_t d) { return rows * 3 * wide_of(d) + whole(3 * rows, 16); }
 
 INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {
-    const int64_t width = whole(size, 16);
+    const int64_t width = whole(size, 32);
     return rows * (width + width / 2) + whole(rows, 16) + width * wide_of(d);
 }
 
@@ -146,8 +146,8 @@ typedef struct {
 } Way;
 
 // By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too.
-extern const Way wide_attention, wide_attention_digits;
-int wide_fp8_is_there(void);
+extern const Way wide_attention, wide_attention_digits, wide_attention_twos;
+int wide_fp8_is_there(void), wide_twos_is_there(void);
 
 // clang-format off
 #define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \

@@ -72,9 +72,9 @@ INLINE __m512 wide_exponential(__m512 x) {
     return _mm512_maskz_scalef_ps(stays, y, n);
 }
 
-// As `soft_cap`.
-INLINE void wide_soft_cap(float *s, int64_t width, float cap) {
-    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), most = _mm512_set1_ps(cap);
+// As `soft_cap`, times `unit`.
+INLINE void wide_soft_cap(float *s, int64_t width, float cap, float unit) {
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), most = _mm512_set1_ps(cap * unit);
     const __m512 doubled = _mm512_set1_ps(2.0f / cap);
     for (int64_t i = 0; i < width; i += 16) {
         const __m512 power = wide_exponential(_mm512_mul_ps(_mm512_load_ps(s + i), doubled));

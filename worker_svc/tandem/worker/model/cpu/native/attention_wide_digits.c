@@ -590,7 +590,7 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
         const int64_t oldest_here = oldest_seen(a->window, place);
         const int64_t begins = oldest_here > start ? oldest_here - start : 0;
         float *row_s = s + row * width;
-        if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap);
+        if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
         wide_soften(row_s, looked_at, begins, last, of->o + row * wide, wide, of->m + row, of->l + row);
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);

@@ -75,6 +75,8 @@ static int way_of(int kind) {
     return most_allowed >= BY_TWOS && bf16_is_there() ? BY_TWOS : BY_SHIFTS;
 }
 
+int twos_serve(void) { return way_of(BF16) != BY_SHIFTS && bf16_is_there(); }
+
 // From here on, for such processors only.
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16"))),        \
@@ -221,7 +223,10 @@ INLINE void block(const Wide *p, const int way, const void *x, int64_t row, int6
 INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t from, int64_t to) {
     const int amx = way == BY_AMX;
     const int64_t bytes = ROW_BYTES(way), width = WEIGHT_BYTES(way), high = amx ? ROWS_AMX : tile_rows(p->rows, ROWS);
-    const int64_t at_once = high * (amx ? 8 : BLOCKS_AT_ONCE), few = way == BY_SHIFTS ? 512 / TILE : 512;
+    const int64_t all = (p->rows + high - 1) / high, most = amx ? 8 : BLOCKS_AT_ONCE;
+    // Weights are read as often for few blocks as for many, so none of the rounds is to have only few.
+    const int64_t rounds = (all + most - 1) / most, at_once = (all + rounds - 1) / rounds * high;
+    const int64_t few = way == BY_SHIFTS ? 512 / TILE : 512;
 #ifdef WITH_AMX
     int64_t shaped = 0;
 #endif
