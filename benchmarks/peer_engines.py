@@ -138,14 +138,14 @@ for length in prompts:
         began = clock()
         rates.append(length / (read(send(asked, 1), length, 1)[-1] - began))
     result[f"prefill_{length}"] = statistics.median(rates[1:])
+begins = [text(context - 1) for _ in range(most)]
+for each in begins:
+    read(send(each, 1), context - 1, 1)
 with ThreadPoolExecutor(most) as readers:
     for batch, times in batches:
-        texts = [text(context) for _ in range(batch)]
-        for each in texts:
-            read(send(each[:-1], 1), context - 1, 1)
         tokens = times * steps + 3
         before = send(text(2 * context), 1)
-        streams = [send(each, tokens) for each in texts]
+        streams = [send([*begin, words[batch]], tokens) for begin in begins[:batch]]
         came = list(readers.map(lambda stream: read(stream, context, tokens), streams))
         read(before, 2 * context, 1)
         step = statistics.median((each[-1] - each[0]) / (tokens - 1) for each in came)
