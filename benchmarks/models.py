@@ -9,10 +9,12 @@ reading    of a step of one sequence: the bytes of its weights, all experts' inc
 Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
 through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. vLLM is its
 engine in process, compiled, with the same shape in bf16 and weights of its own (`--vllm`, an interpreter that has its
-CPU build). One process at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps
-them for the next run.
+CPU build). mistral.rs is its `Runner` with the same file, its scheduler, sampler and streams of text included. One
+process at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps them for the
+next run.
 
-python benchmarks/models.py [--llama-cpp-python PATH] [--vllm PATH] [--shapes llama-1b ...|all] [--kinds BF16 Q8_0 Q4_0]
+python benchmarks/models.py [--llama-cpp-python PATH] [--vllm PATH] [--mistralrs PATH] [--shapes llama-1b ...|all]
+                            [--kinds BF16 Q8_0 Q4_0]
 
 Shapes (`shapes.py`) are those of published models, less most of their layers where these are many; all vocabularies are
 cut to 32,000. `--add` keeps what the result file of today has of other shapes and kinds.
@@ -116,96 +118,6 @@ def embedding_bytes(engine: Any) -> int:
     return sum(weight.nbytes for weight in (*embedding.parameters(), *embedding.buffers()))
 
 
-LLAMA_CPP = """
-import ctypes, json, math, statistics, sys, time
-import llama_cpp as l
-path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock = json.loads(sys.argv[5])
-clock = getattr(time, clock)
-quiet = l.llama_log_callback(lambda *a: None)  # kept: llama.cpp calls it as long as it runs
-l.llama_log_set(quiet, ctypes.c_void_p(0))
-l.llama_backend_init()
-model = l.llama_model_load_from_file(path.encode(), l.llama_model_default_params())
-p = l.llama_context_default_params()
-most = max(1024, *prompts)
-p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = max(16 * 256, most + 256), most, 512, max(batches)[0]
-p.n_threads = p.n_threads_batch = threads
-p.kv_unified = True
-ctx = l.llama_init_from_model(model, p)
-room = l.llama_batch_init(most, 0, 1)
-def decode(rows):
-    room.n_tokens = len(rows)
-    for i, (token, place, sequence, wanted) in enumerate(rows):
-        room.token[i], room.pos[i], room.n_seq_id[i] = token, place, 1
-        room.seq_id[i][0], room.logits[i] = sequence, wanted
-    began = clock()
-    assert l.llama_decode(ctx, room) == 0
-    l.llama_synchronize(ctx)
-    seconds = clock() - began
-    assert math.isfinite(sum(l.llama_get_logits_ith(ctx, len(rows) - 1)[:100]))
-    return seconds
-def clear():
-    l.llama_memory_clear(l.llama_get_memory(ctx), True)
-result = {}
-for length in prompts:
-    rates = []
-    for _ in range(rounds + 1):
-        clear()
-        rates.append(length / decode([(5 + i % 1000, i, 0, i == length - 1) for i in range(length)]))
-    result[f"prefill_{length}"] = statistics.median(rates[1:])
-for batch, times in batches:
-    clear()
-    for s in range(batch):
-        decode([(5 + i, i, s, i == context - 1) for i in range(context)])
-    seconds = [decode([(7 + s, context + n, s, 1) for s in range(batch)]) for n in range(times * steps)]
-    result[f"decode_{batch}"] = batch / statistics.median(seconds[1:])
-print(json.dumps(result))
-"""
-
-
-VLLM = """
-import json, statistics, sys, time
-folder, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock = json.loads(sys.argv[5])
-clock = getattr(time, clock)
-from vllm import LLM, SamplingParams
-most = max(*prompts, 16 * context)
-engine = LLM(
-    folder, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False,
-    max_model_len=max(most, context + 8 * steps) + 16, max_num_seqs=16, max_num_batched_tokens=most,
-).llm_engine
-added = 0
-def add(length, tokens):
-    global added
-    added += 1
-    ids = [5 + (i + added) % 1000 for i in range(length)]
-    wanted = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
-    engine.add_request(str(added), {"prompt_token_ids": ids}, wanted)
-def run():
-    # seconds of each step, and of how many requests it brought tokens
-    told = []
-    while engine.has_unfinished_requests():
-        began = clock()
-        told.append((len(engine.step()), clock() - began))
-    return told
-result = {}
-for length in prompts:
-    rates = []
-    for _ in range(rounds + 1):
-        add(length, 1)
-        rates.append(length / sum(seconds for _, seconds in run()))
-    result[f"prefill_{length}"] = statistics.median(rates[1:])
-for batch, times in batches:
-    for _ in range(batch):
-        add(context, times * steps + 3)
-    seconds = [each for count, each in run() if count == batch]
-    result[f"decode_{batch}"] = batch / statistics.median(seconds[2:-1])  # without the prompts' and the last one
-print(json.dumps(result))
-"""
-VLLM_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-VLLM_CPU |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-
-
 def in_process(command: list[str], environment: dict[str, str]) -> dict[str, float] | str:
     """The last line of a process as JSON, or why there is none."""
     done = subprocess.run(command, capture_output=True, text=True, env={**environment, **os.environ}, check=False)
@@ -229,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
     parser.add_argument("--vllm", default="", metavar="PATH", help="an interpreter that has vLLM's CPU build; for BF16")
+    parser.add_argument("--mistralrs", default="", metavar="PATH", help="an interpreter that has mistralrs")
     parser.add_argument("--tree", default="", help="another checkout, whose engine is measured too, as `other`")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["BF16", "Q8_0", "Q4_0"])
     parser.add_argument("--shapes", nargs="+", default=["llama-1b"], help="of shapes.py")
@@ -245,7 +158,9 @@ def main() -> None:
     parser.add_argument("--ours", nargs=2, help=argparse.SUPPRESS)  # file and kind: the child that measures
     parser.add_argument("--machine", default=f"cpu{len(os.sched_getaffinity(0))}")
     parser.add_argument("--write", action="store_true", help="make the files in --folder, and measure nothing")
-    parser.add_argument("--add", action="store_true", help="to the results of several shapes of today")
+    parser.add_argument(
+        "--add", action="store_true", help="to the results of several shapes, or beside mistralrs, of today"
+    )
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()
     if options.ours:
@@ -253,6 +168,7 @@ def main() -> None:
         print(json.dumps(measure_ours(path, KINDS[kind], options)))
         return
     from benchmarks.machine import HOMES, save, saved_today
+    from benchmarks.peer_engines import LLAMA_CPP, MISTRALRS, VLLM, VLLM_CPU
     from benchmarks.random_gguf import write_config, write_gguf
     from benchmarks.shapes import SHAPES
 
@@ -260,7 +176,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in SHAPES]:
         parser.error(f"--shapes: {', '.join(unknown)}; there are all, {', '.join(SHAPES)}")
     benchmark = "models" if names == ["llama-1b"] else f"models-{names[0] if len(names) == 1 else 'shapes'}"
-    benchmark = "models-shapes" if options.add else benchmark
+    benchmark = "models-mistralrs" if options.mistralrs else "models-shapes" if options.add else benchmark
     results: dict[str, dict[str, dict[str, Any]]] = saved_today(benchmark, options.machine) if options.add else {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
     work = json.dumps([list(BATCHES.items()), options.prompts, options.context, CLOCKS[options.clock]])
@@ -283,6 +199,9 @@ def main() -> None:
             commands = {"tandem": (own, ENGINE)}
             if options.llama_cpp_python:
                 commands["llama.cpp"] = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, work], {}
+            if options.mistralrs:
+                told = {"RAYON_NUM_THREADS": numbers[0]}
+                commands["mistralrs"] = [options.mistralrs, "-c", MISTRALRS, str(path), *numbers, work], told
             if options.vllm and kind == "BF16":
                 write_config(path.with_suffix(""), SHAPES[name], layers)
                 bound = {**VLLM_CPU, "VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}"}
@@ -302,9 +221,10 @@ def main() -> None:
             ours, other = answer["tandem"], answer["llama.cpp"]
             if isinstance(ours, dict) and isinstance(other, dict):
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}
-            if isinstance(ours, dict) and isinstance(vllm := answer.get("vllm"), dict):
-                answer["ratio to vllm"] = {name: ours[name] / vllm[name] for name in vllm}
-                print(f"  beside vllm: {', '.join(f'{n} {r:.2f}' for n, r in answer['ratio to vllm'].items())}")
+            for peer in ("vllm", "mistralrs"):
+                if isinstance(ours, dict) and isinstance(found := answer.get(peer), dict):
+                    ratios = answer[f"ratio to {peer}"] = {name: ours[name] / found[name] for name in found}
+                    print(f"  beside {peer}: {', '.join(f'{n} {r:.2f}' for n, r in ratios.items())}")
             results.setdefault(name, {})[kind] = answer
             print(f"| {name} | {kind} | {' | '.join(cells(answer, options.prompts))} |", flush=True)
             if not options.folder:

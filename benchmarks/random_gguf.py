@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from benchmarks.shapes import Shape
-from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, describe, is_plain, named_tensors
+from benchmarks.word_model import vocabulary_fields
+from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, add_field, describe, is_plain, named_tensors
 
 # Numbers and bytes of a block, its float16 numbers by where they stand for numbers of about 1, and the bytes that are
 # the exponent of a scale.
@@ -40,9 +41,9 @@ def write_config(folder: Path, shape: Shape, layers: int) -> None:
 
 
 def write_gguf(path: Path, kind: str, shape: Shape, layers: int) -> None:
-    """A model of random weights, of matrices of a kind. The output of Q4_0 is Q8_0, as llama.cpp's own files have more
-    bits there; Q4_K_M is Q4_K, and Q6_K in the output and, in every second layer, in values and down. Rows that no
-    blocks fit are of the next kind that does."""
+    """A model of random weights, of matrices of a kind, and a vocabulary of words. The output of Q4_0 is Q8_0, as
+    llama.cpp's own files have more bits there; Q4_K_M is Q4_K, and Q6_K in the output and, in every second layer, in
+    values and down. Rows that no blocks fit are of the next kind that does."""
     config = _config(shape, layers)
     ways = {"attn_implementation": "eager", "experts_implementation": "eager"}
     with torch.device("meta"):
@@ -51,7 +52,8 @@ def write_gguf(path: Path, kind: str, shape: Shape, layers: int) -> None:
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
     describe(writer, config)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    for key, value in vocabulary_fields().items():
+        add_field(writer, key, value)
     generator = np.random.default_rng(0)
     tensors = named_tensors(model)
     outputs = "output." if any(name.startswith("output.") for name, _ in tensors) else "token_embd."

@@ -46,16 +46,16 @@ def text_of(prompt: list[int]) -> str:
     return "".join(f" {words()[word - FIRST_WORD]}" for word in prompt)
 
 
-def write_model(path: Path, kind: str, shape: Shape, layers: int) -> None:
-    """Writes `path`.gguf with matrices of a kind, and for BF16 a folder `path` in Hugging Face's layout too, of the
-    same numbers."""
-    settings = shape.settings(layers)
-    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
+    """All tokens by their ids, and the merges that make words of letters."""
     tokens = [*_SPECIAL, *_BYTES, *(_SPACE + word for word in words())]
-    merges = [(_SPACE + word[:-1], word[-1]) for word in words()]
-    metadata = {
+    return tokens, [(_SPACE + word[:-1], word[-1]) for word in words()]
+
+
+def vocabulary_fields() -> dict[str, object]:
+    """The vocabulary, as a GGUF file's metadata has it."""
+    tokens, merges = _vocabulary()
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
@@ -65,11 +65,21 @@ def write_model(path: Path, kind: str, shape: Shape, layers: int) -> None:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.add_bos_token": False,
     }
+
+
+def write_model(path: Path, kind: str, shape: Shape, layers: int) -> None:
+    """Writes `path`.gguf with matrices of a kind, and for BF16 a folder `path` in Hugging Face's layout too, of the
+    same numbers."""
+    settings = shape.settings(layers)
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    tokens, merges = _vocabulary()
     if kind == "BF16":
         model.generation_config = transformers.GenerationConfig()  # none of its ids ends an answer
         model.save_pretrained(path)
         _write_tokenizer(path, tokens, merges)
-    save_gguf(model, path.with_name(f"{path.name}.gguf"), kind, metadata)
+    save_gguf(model, path.with_name(f"{path.name}.gguf"), kind, vocabulary_fields())
 
 
 def _write_tokenizer(folder: Path, tokens: list[str], merges: list[tuple[str, str]]) -> None:

@@ -110,7 +110,7 @@ def save_gguf(
         _describe_as_once(writer, config)
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
-        _add(writer, key, value)
+        add_field(writer, key, value)
     for name, tensor in named_tensors(model, latents_apart=latents_apart):
         if any(part in name for part in without):
             continue
@@ -406,7 +406,8 @@ def _describe_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_tensor("rope_freqs.weight", divisors)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_field(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Adds a field of metadata, of the type that the value has."""
     add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     add.get(type(value), writer.add_array)(key, value)
 

@@ -1,0 +1,156 @@
+"""Other people's engines in process: scripts for interpreters that have them, which measure what `models.py` does.
+
+Each is called with a model, threads, rounds, steps and, as JSON, batches with the factor of their steps, the lengths of
+prompts, the context and the clock. Its last line is the tokens/s of each as JSON.
+"""
+
+LLAMA_CPP = """
+import ctypes, json, math, statistics, sys, time
+import llama_cpp as l
+path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
+batches, prompts, context, clock = json.loads(sys.argv[5])
+clock = getattr(time, clock)
+quiet = l.llama_log_callback(lambda *a: None)  # kept: llama.cpp calls it as long as it runs
+l.llama_log_set(quiet, ctypes.c_void_p(0))
+l.llama_backend_init()
+model = l.llama_model_load_from_file(path.encode(), l.llama_model_default_params())
+p = l.llama_context_default_params()
+most = max(1024, *prompts)
+p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = max(16 * 256, most + 256), most, 512, max(batches)[0]
+p.n_threads = p.n_threads_batch = threads
+p.kv_unified = True
+ctx = l.llama_init_from_model(model, p)
+room = l.llama_batch_init(most, 0, 1)
+def decode(rows):
+    room.n_tokens = len(rows)
+    for i, (token, place, sequence, wanted) in enumerate(rows):
+        room.token[i], room.pos[i], room.n_seq_id[i] = token, place, 1
+        room.seq_id[i][0], room.logits[i] = sequence, wanted
+    began = clock()
+    assert l.llama_decode(ctx, room) == 0
+    l.llama_synchronize(ctx)
+    seconds = clock() - began
+    assert math.isfinite(sum(l.llama_get_logits_ith(ctx, len(rows) - 1)[:100]))
+    return seconds
+def clear():
+    l.llama_memory_clear(l.llama_get_memory(ctx), True)
+result = {}
+for length in prompts:
+    rates = []
+    for _ in range(rounds + 1):
+        clear()
+        rates.append(length / decode([(5 + i % 1000, i, 0, i == length - 1) for i in range(length)]))
+    result[f"prefill_{length}"] = statistics.median(rates[1:])
+for batch, times in batches:
+    clear()
+    for s in range(batch):
+        decode([(5 + i, i, s, i == context - 1) for i in range(context)])
+    seconds = [decode([(7 + s, context + n, s, 1) for s in range(batch)]) for n in range(times * steps)]
+    result[f"decode_{batch}"] = batch / statistics.median(seconds[1:])
+print(json.dumps(result))
+"""
+
+VLLM = """
+import json, statistics, sys, time
+folder, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
+batches, prompts, context, clock = json.loads(sys.argv[5])
+clock = getattr(time, clock)
+from vllm import LLM, SamplingParams
+most = max(*prompts, 16 * context)
+engine = LLM(
+    folder, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False,
+    max_model_len=max(most, context + 8 * steps) + 16, max_num_seqs=16, max_num_batched_tokens=most,
+).llm_engine
+added = 0
+def add(length, tokens):
+    global added
+    added += 1
+    ids = [5 + (i + added) % 1000 for i in range(length)]
+    wanted = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+    engine.add_request(str(added), {"prompt_token_ids": ids}, wanted)
+def run():
+    # seconds of each step, and of how many requests it brought tokens
+    told = []
+    while engine.has_unfinished_requests():
+        began = clock()
+        told.append((len(engine.step()), clock() - began))
+    return told
+result = {}
+for length in prompts:
+    rates = []
+    for _ in range(rounds + 1):
+        add(length, 1)
+        rates.append(length / sum(seconds for _, seconds in run()))
+    result[f"prefill_{length}"] = statistics.median(rates[1:])
+for batch, times in batches:
+    for _ in range(batch):
+        add(context, times * steps + 3)
+    seconds = [each for count, each in run() if count == batch]
+    result[f"decode_{batch}"] = batch / statistics.median(seconds[2:-1])  # without the prompts' and the last one
+print(json.dumps(result))
+"""
+VLLM_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+VLLM_CPU |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+# Prompts are text of the file's words, each of them a token, and answers are streams; a step's seconds are those from a
+# stream's first chunk to its last, over its tokens. On a CPU sequences are computed together whose lengths are equal,
+# and it fails where these are two quantized prompts ("input tensor is not contiguous"). So each prompt is computed
+# before, alone, but for its last token, and all are sent while another is computed, so that they begin in one step.
+MISTRALRS = """
+import itertools, json, os, statistics, string, sys, tempfile, time
+from concurrent.futures import ThreadPoolExecutor
+from mistralrs import ChatCompletionRequest, Runner, Which
+path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
+batches, prompts, context, clock = json.loads(sys.argv[5])
+clock = getattr(time, clock)
+most = max(batches)[0]
+with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+    template.write("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    template.flush()
+    runner = Runner(
+        Which.GGUF(*os.path.split(path)), max_seqs=most + 1, prefix_cache_n=2 * most, token_source="none",
+        jinja_explicit=template.name,
+    )
+words = [" " + "".join(word) for word in itertools.product(string.ascii_lowercase, repeat=3)][:1000]
+added = itertools.count()
+def text(length):
+    # none begins as another
+    first = 7 * next(added)
+    return [words[(first + i) % 1000] for i in range(length)]
+def send(text, tokens):
+    return runner.send_chat_completion_request(ChatCompletionRequest(
+        [{"role": "user", "content": "".join(text)}], "default",
+        max_tokens=tokens, temperature=0.0, ignore_eos=True, stream=True,
+    ))
+def read(stream, length, tokens):
+    # when chunks came: of each token but those that are a part of a character, and of the end
+    times, used = [], None
+    for chunk in stream:
+        times.append(clock())
+        used = chunk.usage or used
+    assert (used.prompt_tokens, used.completion_tokens) == (length, tokens), used
+    return times
+result = {}
+for length in prompts:
+    rates = []
+    for _ in range(rounds + 1):
+        asked = text(length)
+        began = clock()
+        rates.append(length / (read(send(asked, 1), length, 1)[-1] - began))
+    result[f"prefill_{length}"] = statistics.median(rates[1:])
+begins = [text(context - 1) for _ in range(most)]
+for each in begins:
+    read(send(each, 1), context - 1, 1)
+with ThreadPoolExecutor(most) as readers:
+    for batch, times in batches:
+        tokens = times * steps + 3
+        before = send(text(2 * context), 1)
+        streams = [send([*begin, words[batch]], tokens) for begin in begins[:batch]]
+        came = list(readers.map(lambda stream: read(stream, context, tokens), streams))
+        read(before, 2 * context, 1)
+        step = statistics.median((each[-1] - each[0]) / (tokens - 1) for each in came)
+        begun = sorted(each[0] for each in came)
+        assert begun[-1] - begun[0] < 3 * step, "streams did not begin together"
+        result[f"decode_{batch}"] = batch / step
+print(json.dumps(result))
+"""
