@@ -341,6 +341,7 @@ class Architecture:
     logit_bias: bool = False  # whether it knows `lm_head_bias`
     experts: ExpertFields | None = None
     drafting_layers: bool = False  # whether it knows `num_nextn_predict_layers`, behind the others in the files
+    float32_router: bool = False  # `transformers` multiplies the router in float32, whatever it is stored in
     transposed_experts: bool = False  # plain experts are stored `[in, out]`
     experts_by_turns: bool = False  # the outputs of their gate and up take turns
     rope_stated: bool = False  # the RoPE parameters have another default than none
@@ -434,6 +435,7 @@ _INDEXED: Mapping[str, Any] = {
     "latents": True,
     "drafting_layers": True,
     "own_layer_kinds": True,
+    "float32_router": True,
 }
 _INDEXED_EXPERTS: Mapping[str, Any] = {
     "counts": ("n_routed_experts", "num_local_experts"),
@@ -592,6 +594,7 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "deepseek_v2",
@@ -612,6 +615,7 @@ ARCHITECTURES = {
                 greedy=True,
                 always={"best_of_group": 1},
             ),
+            float32_router=True,
         ),
         Architecture(
             "deepseek_v3",
@@ -635,6 +639,7 @@ ARCHITECTURES = {
                 scale=2.5,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "deepseek_v32",
@@ -671,6 +676,7 @@ ARCHITECTURES = {
                 scale=1.8,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "youtu",
@@ -889,6 +895,7 @@ ARCHITECTURES = {
             further=nemotron_h,
             renamed={"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."},
             always={"activation": "relu2", "gated": False},
+            float32_router=True,
         ),
         Architecture(
             "falcon_h1",
@@ -938,6 +945,7 @@ ARCHITECTURES = {
             router_bias_row=True,
             unread=("model.mtp_",),
             further=ernie4_5_moe,
+            float32_router=True,
         ),
         Architecture(
             "exaone4",
@@ -971,6 +979,7 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "gemma",
@@ -1051,6 +1060,7 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "exaone_moe",
@@ -1077,6 +1087,7 @@ ARCHITECTURES = {
                 scale=2.5,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "mellum",
