@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
-from tests.worker_svc.checkpoints.random_blocks import random_blocks
+from tests.worker_svc.checkpoints.random_blocks import dequantized, random_blocks
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -666,7 +666,7 @@ def _encoded(tensor: torch.Tensor, kind: str, seed: int) -> npt.NDArray[Any]:
         data = blocks.reshape(*plain.shape[:-1], -1) if rows else blocks
     else:
         data = gguf.quantize(np.ascontiguousarray(plain), quantization)
-    _write_back(tensor, torch.from_numpy(gguf.dequantize(data, quantization).copy()).view(plain.shape))
+    _write_back(tensor, torch.from_numpy(dequantized(data, kind).copy()).view(plain.shape))
     return data
 
 
@@ -674,7 +674,7 @@ def _encoded(tensor: torch.Tensor, kind: str, seed: int) -> npt.NDArray[Any]:
 _SCALES = {
     **{"Q2_K": 4e-3, "Q3_K": 8e-4, "Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 4e-5},
     **{"IQ2_XXS": 1.5e-3, "IQ2_XS": 1.5e-3, "IQ2_S": 1.5e-3, "IQ3_XXS": 5e-4, "IQ3_S": 5e-4},
-    **{"IQ1_S": 8e-3, "IQ1_M": 8e-3, "IQ4_NL": 1e-3, "IQ4_XS": 5e-5, "MXFP4": 0.0},
+    **{"IQ1_S": 8e-3, "IQ1_M": 8e-3, "IQ4_NL": 1e-3, "IQ4_XS": 5e-5, "MXFP4": 0.0, "NVFP4": 0.0, "Q1_0": 6e-2},
 }
 
 
