@@ -59,7 +59,7 @@ _VALUES = {"linear_value_head_dim": 32}  # as many as of keys
 _INDEX_SIZES = {"index_head_dim": 64, "qk_rope_head_dim": 32}
 CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"), _INDEX_SIZES),
-    # Without a latent of queries it takes models of 26 or 27 layers alone; and groups are chosen by their two best there.
+    # Without a latent of queries it takes models of 26 or 27 layers alone. It chooses groups by their two best.
     "deepseek v2, groups, no latent of queries": {"num_hidden_layers": 26, "n_group": 1, "topk_group": 1},
     "qwen3 next": _VALUES,
     "qwen3.5": _VALUES,

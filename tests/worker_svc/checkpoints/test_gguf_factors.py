@@ -85,5 +85,5 @@ def test_numbers_that_are_not_those_of_its_matrices_are_refused_by_name(
 def test_numbers_of_matrices_of_another_kind_are_refused(tmp_path: Path) -> None:
     theirs = saved("Qwen3Moe", tmp_path, **SIZES)
     path = save_gguf(theirs, tmp_path / "model.gguf", "Q8_0", extra={"blk.0.attn_q.scale": np.ones(1, np.float32)})
-    with pytest.raises(CheckpointError, match="blk.0.attn_q.scale is not part of the model"):
+    with pytest.raises(CheckpointError, match=r"blk.0.attn_q.scale is not part of the model"):
         open_checkpoint(path)
