@@ -66,6 +66,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3.5 moe": _VALUES,
     "olmoe": {"num_key_value_heads": 6},
     "glm": {"head_dim": 8},
+    "nemotron": {"head_dim": 8},
+    "nemotron with biases, a table for both": {"head_dim": 8, "tie_word_embeddings": False},
     "exaone4": {"head_dim": 8, "num_hidden_layers": 64},  # which alone have windows
     "exaone4 without windows": {"head_dim": 8},
     "dots1": {"num_key_value_heads": 6},
@@ -87,7 +89,7 @@ CASES |= {
     for name in ("linear", "yarn")
 }
 # Their activation is looked up in a table of float16 by llama.cpp.
-BY_TABLE = ("gemma", "starcoder2")
+BY_TABLE = ("gemma", "starcoder2", "phi 2")
 
 
 def absent() -> str:

@@ -64,6 +64,9 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "gemma": "gemma",
     "stablelm": "stablelm",
+    "phi": "phi2",
+    "nemotron": "nemotron",
+    "exaone": "exaone",
     "solar_open": "glm4moe",
     "granitemoeshared": "granitemoe",
     "cohere": "command-r",
@@ -150,6 +153,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_parallel_residual(config.use_parallel_residual)
     if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
+    elif config.model_type in ("phi", "nemotron"):
+        writer.add_layer_norm_eps(config.layer_norm_eps if config.model_type == "phi" else config.norm_eps)
     elif config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
@@ -461,7 +466,7 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             found += _of_latents(tensor, layer, model.config)
             continue
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
-        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze()

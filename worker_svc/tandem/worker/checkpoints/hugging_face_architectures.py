@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
-from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
+from tandem.worker.checkpoints.hugging_face_exaone import with_pattern, with_usual_names
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
+from tandem.worker.checkpoints.hugging_face_hyperclovax import hyperclovax
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
@@ -58,6 +59,25 @@ _STARCODER_NAMES = _LAYER_NAMES | {
     "mlp.up_bias": "mlp.c_fc.bias",
     "mlp.down": "mlp.c_proj.weight",
     "mlp.down_bias": "mlp.c_proj.bias",
+}
+_PHI_NAMES = _LAYER_NAMES | {
+    **_NORM_BIASES,
+    "attention.output": "self_attn.dense.weight",
+    "attention.output_bias": "self_attn.dense.bias",
+    "mlp.up": "mlp.fc1.weight",
+    "mlp.up_bias": "mlp.fc1.bias",
+    "mlp.down": "mlp.fc2.weight",
+    "mlp.down_bias": "mlp.fc2.bias",
+}
+_EXAONE_NAMES = {
+    name: f"attn.attention.{stored[10:]}" for name, stored in _LAYER_NAMES.items() if "self_attn." in stored
+} | {
+    "attention.norm": "ln_1.weight",
+    "attention.output": "attn.attention.out_proj.weight",
+    "mlp.norm": "ln_2.weight",
+    "mlp.gate": "mlp.c_fc_0.weight",
+    "mlp.up": "mlp.c_fc_1.weight",
+    "mlp.down": "mlp.c_proj.weight",
 }
 _NORMS_AFTER = _LAYER_NAMES | {
     "attention.norm": "post_attention_layernorm.weight",
@@ -338,7 +358,7 @@ class Architecture:
     partial_rotary: float | None = None  # the default of `partial_rotary_factor`; None: it does not know it
     longrope: bool = False  # whatever is scaled is scaled by longrope
     original_context: int | None = None  # the default of `original_max_position_embeddings`
-    logit_bias: bool = False  # whether it knows `lm_head_bias`
+    logit_bias: bool | None = None  # the default of `lm_head_bias`; None: it does not know it
     experts: ExpertFields | None = None
     drafting_layers: bool = False  # whether it knows `num_nextn_predict_layers`, behind the others in the files
     float32_router: bool = False  # `transformers` multiplies the router in float32, whatever it is stored in
@@ -372,7 +392,7 @@ class Architecture:
     @property
     def multiplied_by_width(self) -> bool:
         """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
-        return self.norms_from_one and not self.hybrid
+        return self.norms_from_one and not self.hybrid and self.always.get("norm") != "layer"
 
     def our_name(self, stored: str) -> str | None:
         """Returns the name by which we know a tensor of a file; None if it is of a head beside the model."""
@@ -528,7 +548,7 @@ ARCHITECTURES = {
             rope_theta=1e6,
             attention_bias=False,
             longrope=True,
-            logit_bias=True,
+            logit_bias=False,
             experts=ExpertFields(
                 ("num_local_experts",),
                 16,
@@ -1105,5 +1125,52 @@ ARCHITECTURES = {
             experts=ExpertFields(count=64, normalized_by_default=True, dense="kinds", dense_first=0),
         ),
         Architecture("iquestcoder", "IQuestCoderForCausalLM", head_dim=128, attention_bias=False, mlp_bias=True),
+        Architecture(
+            "phi",
+            "PhiForCausalLM",
+            _PHI_NAMES,
+            norm_eps="layer_norm_eps",
+            use_bias=True,
+            logit_bias=True,
+            partial_rotary=0.5,
+            renamed={"model.final_layernorm.": "model.norm."},
+            always={
+                **{"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
+                "parallel": True,
+            },
+        ),
+        Architecture(
+            "nemotron",
+            "NemotronForCausalLM",
+            _LAYER_NAMES | _NORM_BIASES,
+            special_ids={"bos_token_id": 2, "eos_token_id": 3},
+            norm_eps="norm_eps",
+            attention_bias=False,
+            mlp_bias=True,
+            partial_rotary=0.5,
+            norms_from_one=True,
+            always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
+        ),
+        Architecture(
+            "hyperclovax",
+            "HyperCLOVAXForCausalLM",
+            _LAYER_NAMES | {"attention.post_norm": "post_norm1.weight", "mlp.post_norm": "post_norm2.weight"},
+            attention_bias=False,
+            mlp_bias=True,
+            further=hyperclovax,
+        ),
+        Architecture(
+            "exaone",
+            "ExaoneForCausalLM",
+            _EXAONE_NAMES,
+            special_ids={"bos_token_id": 1, "eos_token_id": 361},
+            rope_theta=500000.0,
+            prepared=with_usual_names,
+            renamed={
+                "transformer.wte.": "model.embed_tokens.",
+                "transformer.h.": "model.layers.",
+                "transformer.ln_f.": "model.norm.",
+            },
+        ),
     )
 }

@@ -64,6 +64,7 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
         "lm_head_bias": config.logit_bias,
         "use_qk_norm": config.qk_norm is not None,
+        "use_post_norm": config.norm_placement == "both",
     }
 
 
@@ -74,7 +75,9 @@ def _numbers(config: ModelConfig) -> dict[str, Any]:
         "residual_multiplier": config.residual_multiplier,
         "attention_multiplier": multiplier,
         "query_pre_attn_scalar": None if multiplier is None else _whole(round(multiplier**-2, 6)),
-        "logits_scaling": 1 / config.logit_multiplier,
+        "logits_scaling": (
+            config.logit_multiplier if config.architecture == "hyperclovax" else 1 / config.logit_multiplier
+        ),
         "logit_scale": config.logit_multiplier,
         "clip_qkv": config.qkv_limit or None,
         "attn_logit_softcapping": config.attention_soft_cap or None,
