@@ -1108,7 +1108,46 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         1.64,
     ),
-    # Those of Phi and Nemotron-Mini as they are remembered, of HyperCLOVA X and EXAONE with what decides of them.
+    # The defaults of transformers, which are of this size.
+    "granite_swa, 2B": (
+        described(
+            "GraniteSWA",
+            "granite_swa",
+            **sizes(100352, 2560, 8192, 24, 20, 4, 8192) | {"bos_token_id": 100257, "eos_token_id": 100257},
+            attention_bias=False,
+            attention_multiplier=0.0078125,
+            embedding_multiplier=12.0,
+            layer_rope_theta=[0.0, 10000.0, 10000.0, 10000.0] * 6,
+            layer_types=["full_attention", *["sliding_attention"] * 3] * 6,
+            logits_scaling=10.0,
+            mlp_bias=False,
+            residual_multiplier=0.22,
+            rms_norm_eps=1e-5,
+            rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
+            sliding_window=128,
+            tie_word_embeddings=True,
+        ),
+        2.14,
+    ),
+    "vaultgemma-1b": (
+        described(
+            "VaultGemma",
+            "vaultgemma",
+            **sizes(256000, 1152, 6912, 26, 4, 4, 1024) | {"bos_token_id": 2, "eos_token_id": 1},
+            attention_bias=False,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            head_dim=256,
+            hidden_activation="gelu_pytorch_tanh",
+            layer_types=["full_attention"] * 26,
+            query_pre_attn_scalar=256,
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0,
+            sliding_window=512,
+        ),
+        1.04,
+    ),
+    # Those of VaultGemma, Phi, Nemotron-Mini, HyperCLOVA X and EXAONE 3.5 as they are remembered.
     "phi-2": (
         described(
             "Phi",

@@ -191,6 +191,8 @@ MELLUM = QWEN_EXPERTS | {
 }
 CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
 STABLELM = {"head_dim": None, "hidden_size": 96, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+GRANITE_SWA = GRANITE | {"num_hidden_layers": 5, "sliding_window": WINDOW, "tie_word_embeddings": False}
 WHOLE, HALF = ({"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": part} for part in (1.0, 0.5))
 # As published they say gelu_new, which is the same in other operations.
 PHI = {"head_dim": None, "hidden_act": "gelu_pytorch_tanh", "rope_parameters": HALF}
@@ -721,6 +723,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone": ("Exaone", {"rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}),
     "exaone, a table for both": ("Exaone", {"tie_word_embeddings": True, "head_dim": None}),
+    "granite swa": ("GraniteSWA", GRANITE_SWA | {"layer_rope_theta": [0.0, 100.0, 100.0, 100.0, 0.0]}),
+    "granite swa, another theta in windows, layers that are listed, biases": (
+        "GraniteSWA",
+        GRANITE_SWA
+        | {"layer_rope_theta": [1000.0, 100.0, 0.0, 1000.0, 100.0], "layer_types": MIXED, "mlp_bias": True}
+        | {"attention_bias": True},
+    ),
+    "granite moe swa": ("GraniteMoeSWA", GRANITE_SWA | EXPERTS | {"shared_intermediate_size": 40}),
+    "granite moe swa, nothing shared, scaled, a table for both": (
+        "GraniteMoeSWA",
+        GRANITE_SWA | EXPERTS | {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}},
+    ),
+    "vaultgemma": ("VaultGemma", GEMMA2),
+    "vaultgemma without caps, layers that are listed": (
+        "VaultGemma",
+        GEMMA2
+        | {"attn_logit_softcapping": ABSENT, "final_logit_softcapping": ABSENT}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
     "cwm": ("Cwm", CWM),
     "cwm with biases, layers that are listed": (
         "Cwm",
@@ -875,6 +896,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
+COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
@@ -932,6 +954,9 @@ NEW = [
     "ExaoneMoe",
     "Mellum",
     "IQuestCoder",
+    "GraniteSWA",
+    "GraniteMoeSWA",
+    "VaultGemma",
     "Phi",
     "Nemotron",
     "HyperCLOVAX",

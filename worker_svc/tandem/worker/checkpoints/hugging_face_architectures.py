@@ -11,6 +11,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern, with_usual_names
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
+from tandem.worker.checkpoints.hugging_face_granite_swa import granite_swa
 from tandem.worker.checkpoints.hugging_face_hyperclovax import hyperclovax
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
@@ -421,6 +422,37 @@ class Architecture:
         return f"model.layers.{layer}.{self.layer_names[part]}", None
 
 
+_SINKS = {"attention.sinks": "self_attn.sinks"}
+_GRANITE_MOE_SWA_NAMES = (
+    _LAYER_NAMES
+    | _GRANITE_SHARED
+    | _SINKS
+    | {
+        "router": "block_sparse_moe.router.weight",
+        "experts.gate": "block_sparse_moe.experts.gate_up_proj",
+        "experts.up": "block_sparse_moe.experts.gate_up_proj",
+        "experts.down": "block_sparse_moe.experts.down_proj",
+    }
+)
+_GRANITE_SWA: Mapping[str, Any] = {
+    "attention_bias": False,
+    "attention_multiplier": 1.0,
+    "sliding_window": 128,
+    "window_by_layer": True,
+    "full_every": 4,
+    "full_first": True,
+    "further": granite_swa,
+    "always": {"sinks": True},
+}
+_GRANITE_SHARED_EXPERTS = ExpertFields(
+    ("num_local_experts",),
+    8,
+    2,
+    "intermediate_size",
+    normalized=True,
+    shared="size",
+    shared_size=("shared_intermediate_size", 0),
+)
 _OLMO: Mapping[str, Any] = {
     "layer_names": _NORMS_AFTER,
     "special_ids": {"eos_token_id": 50279},
@@ -1043,15 +1075,7 @@ ARCHITECTURES = {
             _GRANITE_MOE_NAMES | _GRANITE_SHARED,
             attention_bias=False,
             attention_multiplier=1.0,
-            experts=ExpertFields(
-                ("num_local_experts",),
-                8,
-                2,
-                "intermediate_size",
-                normalized=True,
-                shared="size",
-                shared_size=("shared_intermediate_size", 0),
-            ),
+            experts=_GRANITE_SHARED_EXPERTS,
         ),
         Architecture(
             "stablelm",
@@ -1125,6 +1149,34 @@ ARCHITECTURES = {
             experts=ExpertFields(count=64, normalized_by_default=True, dense="kinds", dense_first=0),
         ),
         Architecture("iquestcoder", "IQuestCoderForCausalLM", head_dim=128, attention_bias=False, mlp_bias=True),
+        Architecture(
+            "granite_swa",
+            "GraniteSWAForCausalLM",
+            _LAYER_NAMES | _SINKS,
+            **_GRANITE_SWA,
+            special_ids={"bos_token_id": 100257, "eos_token_id": 100257},
+            mlp_bias=True,
+            tied=True,
+        ),
+        Architecture(
+            "granitemoe_swa",
+            "GraniteMoeSWAForCausalLM",
+            _GRANITE_MOE_SWA_NAMES,
+            **_GRANITE_SWA,
+            experts=_GRANITE_SHARED_EXPERTS,
+        ),
+        Architecture(
+            "vaultgemma",
+            "VaultGemmaForCausalLM",
+            _LAYER_NAMES | {"mlp.norm": "pre_feedforward_layernorm.weight"},
+            **_GEMMA,
+            sliding_window=4096,
+            full_every=2,
+            attention_soft_cap=50.0,
+            logit_soft_cap=30.0,
+            norms_from_one=True,
+            always={"activation": "gelu_tanh"},
+        ),
         Architecture(
             "phi",
             "PhiForCausalLM",

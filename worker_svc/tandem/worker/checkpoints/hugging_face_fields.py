@@ -350,6 +350,19 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "model_max_length")
     | {"rms_norm_eps": Only()},
     "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
+    "granite_swa": _DENSE
+    | rules(
+        USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+    )
+    | rules(USED, "sliding_window layer_rope_theta"),
+    "granitemoe_swa": _CONFIG
+    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
+    | rules(USED, "sliding_window layer_rope_theta shared_intermediate_size")
+    | _EXPERTS,
+    "vaultgemma": _CONFIG
+    | rules(USED, "attention_bias sliding_window query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping")
+    | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
+    | {"sliding_window_size": NEUTRAL},
     "phi": _DENSE
     | rules(USED, "layer_norm_eps")
     | {"rms_norm_eps": Only(), "head_dim": Only(), "use_bias": Only()}

@@ -9,10 +9,7 @@ from tandem.worker.checkpoints.fields import Fields
 
 def hyperclovax(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig`."""
-    around = config.boolean("use_post_norm", True)
-    if around and config.number("residual_multiplier", 1.0) != 1:
-        raise config.error("residual_multiplier", "is served as 1 alone where use_post_norm is true")
     return {
-        "norm_placement": "both" if around else "before",
+        "norm_placement": "both" if config.boolean("use_post_norm", True) else "before",
         "logit_multiplier": config.number("logits_scaling", 1.0),  # which divides them in others
     }
