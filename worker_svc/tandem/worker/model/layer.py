@@ -161,7 +161,7 @@ class Layer(torch.nn.Module):
             self.q_norm, self.k_norm = norms[0], norms[1] if self._stores else None
         self._unit: torch.Tensor | None = None
         if config.value_norm or self._norms_without_weights:
-            self._unit = torch.ones(head_dim, dtype=dtype, device=self._device)
+            self._unit = torch.ones(head_dim, device=self._device)
         self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
         self.attention_output = Linear(self._q_size, config.hidden_size, dtype, bias=config.output_bias)
 
