@@ -107,7 +107,7 @@ def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dic
     # What is rotated must be a number of pairs, and states divide the hidden size.
     kept = "partial_rotary_factor" in rope or kind in ("Glm", "Glm4", "Glm4Moe", "MiniMaxM2", "Qwen3Next", "Helium")
     if given.get("head_dim") is None:
-        even = 8 if kind == "StableLm" else 2  # a quarter of which is rotated
+        even = {"StableLm": 8, "Phi": 4}.get(kind, 2)  # a quarter of which is rotated, or half
         possible = [each for each in HEADS if each * heads <= 512 and each % even == 0]
         size = 8 if "longrope" in rope else random.choice(possible)
         return {"hidden_size": heads * size}
@@ -116,7 +116,7 @@ def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dic
         hidden = hidden // 24 * 24 + 24
     if kind == "Helium":  # whose heads must divide it
         hidden = heads * given["head_dim"]
-    if kind == "Cwm":
+    if kind in ("Cwm", "HyperCLOVAX", "Exaone", "VaultGemma"):  # whose configuration wants it so
         hidden = hidden // heads * heads + heads
     return {"hidden_size": hidden} | ({} if kept else {"head_dim": random.choice(HEADS)})
 

@@ -59,11 +59,15 @@ _VALUES = {"linear_value_head_dim": 32}  # as many as of keys
 _INDEX_SIZES = {"index_head_dim": 64, "qk_rope_head_dim": 32}
 CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"), _INDEX_SIZES),
+    # Without a latent of queries it takes models of 26 or 27 layers alone. It chooses groups by their two best.
+    "deepseek v2, groups, no latent of queries": {"num_hidden_layers": 26, "n_group": 1, "topk_group": 1},
     "qwen3 next": _VALUES,
     "qwen3.5": _VALUES,
     "qwen3.5 moe": _VALUES,
     "olmoe": {"num_key_value_heads": 6},
     "glm": {"head_dim": 8},
+    "nemotron": {"head_dim": 8},
+    "nemotron with biases, a table for both": {"head_dim": 8, "tie_word_embeddings": False},
     "exaone4": {"head_dim": 8, "num_hidden_layers": 64},  # which alone have windows
     "exaone4 without windows": {"head_dim": 8},
     "dots1": {"num_key_value_heads": 6},
@@ -85,7 +89,7 @@ CASES |= {
     for name in ("linear", "yarn")
 }
 # Their activation is looked up in a table of float16 by llama.cpp.
-BY_TABLE = ("gemma", "starcoder2")
+BY_TABLE = ("gemma", "starcoder2", "phi 2")
 
 
 def absent() -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
-from tests.worker_svc.checkpoints.random_blocks import random_blocks
+from tests.worker_svc.checkpoints.random_blocks import dequantized, random_blocks
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -64,6 +64,9 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "gemma": "gemma",
     "stablelm": "stablelm",
+    "phi": "phi2",
+    "nemotron": "nemotron",
+    "exaone": "exaone",
     "solar_open": "glm4moe",
     "granitemoeshared": "granitemoe",
     "cohere": "command-r",
@@ -150,6 +153,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_parallel_residual(config.use_parallel_residual)
     if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
+    elif config.model_type in ("phi", "nemotron"):
+        writer.add_layer_norm_eps(config.layer_norm_eps if config.model_type == "phi" else config.norm_eps)
     elif config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
@@ -462,7 +467,7 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             found += _of_latents(tensor, layer, model.config)
             continue
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
-        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze()
@@ -667,7 +672,7 @@ def _encoded(tensor: torch.Tensor, kind: str, seed: int) -> npt.NDArray[Any]:
         data = blocks.reshape(*plain.shape[:-1], -1) if rows else blocks
     else:
         data = gguf.quantize(np.ascontiguousarray(plain), quantization)
-    _write_back(tensor, torch.from_numpy(gguf.dequantize(data, quantization).copy()).view(plain.shape))
+    _write_back(tensor, torch.from_numpy(dequantized(data, kind).copy()).view(plain.shape))
     return data
 
 
@@ -675,7 +680,7 @@ def _encoded(tensor: torch.Tensor, kind: str, seed: int) -> npt.NDArray[Any]:
 _SCALES = {
     **{"Q2_K": 4e-3, "Q3_K": 8e-4, "Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 4e-5},
     **{"IQ2_XXS": 1.5e-3, "IQ2_XS": 1.5e-3, "IQ2_S": 1.5e-3, "IQ3_XXS": 5e-4, "IQ3_S": 5e-4},
-    **{"IQ1_S": 8e-3, "IQ1_M": 8e-3, "IQ4_NL": 1e-3, "IQ4_XS": 5e-5, "MXFP4": 0.0},
+    **{"IQ1_S": 8e-3, "IQ1_M": 8e-3, "IQ4_NL": 1e-3, "IQ4_XS": 5e-5, "MXFP4": 0.0, "NVFP4": 0.0, "Q1_0": 6e-2},
 }
 
 

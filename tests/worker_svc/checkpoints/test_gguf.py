@@ -87,7 +87,7 @@ def test_a_file_of_every_kind_gives_the_logits_of_its_dequantized_weights(kind: 
     assert_serves(path, reference, quantization=None)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q1_0"])
 def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are the same to the bit, and so are products that round no activations."""
     monkeypatch.setattr(native, "available", lambda: False)
@@ -98,8 +98,9 @@ def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monke
     stored = load_transformer(open_checkpoint(path), "cpu", torch.float32)
     whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
     kept = [module for module in stored.modules() if isinstance(module, QuantizedWeight)]
-    code = {"Q4_0": "int4", "IQ4_NL": "iq4", "IQ4_XS": "iq4", "MXFP4": "e2m1"}.get(kind, "")
-    assert {weight.kind for weight in kept} == {Quantization(8 if kind in ("Q8_0", "Q5_0") else 4, 32, code)}
+    code = {"Q4_0": "int4", "Q1_0": "int4", "IQ4_NL": "iq4", "IQ4_XS": "iq4", "MXFP4": "e2m1"}.get(kind, "")
+    bits, group = 8 if kind in ("Q8_0", "Q5_0") else 4, 128 if kind == "Q1_0" else 32
+    assert {weight.kind for weight in kept} == {Quantization(bits, group, code)}
     (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
     everything = torch.arange(256)
     assert torch.equal(down.rows(everything), plain(torch.eye(512)).t())
@@ -112,6 +113,7 @@ FINE = {
     "Q3_K": Quantization(4, 16, "int4"),
     "Q5_K": Quantization(8, 32),
     "Q6_K": Quantization(6, 16),
+    "NVFP4": Quantization(4, 16, "e2m1"),
 }
 
 
@@ -370,7 +372,7 @@ def test_unknown_architectures_and_kinds_are_refused_by_name(tmp_path: Path) -> 
     assert "general.architecture 'rwkv6' is not served" in refusal(path)
     name = b"blk.1.attn_q.weight"
     place = content.index(name) + len(name) + 4 + 16
-    for number, called in ((40, "40 (NVFP4)"), (99, "99, which is not known")):
+    for number, called in ((9, "9 (Q8_1)"), (99, "99, which is not known")):
         path.write_bytes(content[:place] + struct.pack("<I", number) + content[place + 4 :])
         assert f"tensor blk.1.attn_q.weight has the ggml type {called}; served are" in refusal(path)
     path.write_bytes(content[:place] + struct.pack("<I", 8) + content[place + 4 :])  # Q8_0, of rows of 60

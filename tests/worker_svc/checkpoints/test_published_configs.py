@@ -1108,6 +1108,122 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         1.64,
     ),
+    # The defaults of transformers, which are of this size.
+    "granite_swa, 2B": (
+        described(
+            "GraniteSWA",
+            "granite_swa",
+            **sizes(100352, 2560, 8192, 24, 20, 4, 8192) | {"bos_token_id": 100257, "eos_token_id": 100257},
+            attention_bias=False,
+            attention_multiplier=0.0078125,
+            embedding_multiplier=12.0,
+            layer_rope_theta=[0.0, 10000.0, 10000.0, 10000.0] * 6,
+            layer_types=["full_attention", *["sliding_attention"] * 3] * 6,
+            logits_scaling=10.0,
+            mlp_bias=False,
+            residual_multiplier=0.22,
+            rms_norm_eps=1e-5,
+            rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
+            sliding_window=128,
+            tie_word_embeddings=True,
+        ),
+        2.14,
+    ),
+    "vaultgemma-1b": (
+        described(
+            "VaultGemma",
+            "vaultgemma",
+            **sizes(256000, 1152, 6912, 26, 4, 4, 1024) | {"bos_token_id": 2, "eos_token_id": 1},
+            attention_bias=False,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            head_dim=256,
+            hidden_activation="gelu_pytorch_tanh",
+            layer_types=["full_attention"] * 26,
+            query_pre_attn_scalar=256,
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0,
+            sliding_window=512,
+        ),
+        1.04,
+    ),
+    # Those of VaultGemma, Phi, Nemotron-Mini, HyperCLOVA X and EXAONE 3.5 as they are remembered.
+    "phi-2": (
+        described(
+            "Phi",
+            "phi",
+            **sizes(51200, 2560, 10240, 32, 32, 32, 2048) | {"bos_token_id": 50256, "eos_token_id": 50256},
+            embd_pdrop=0.0,
+            resid_pdrop=0.1,
+            layer_norm_eps=1e-5,
+            partial_rotary_factor=0.4,
+            qk_layernorm=False,
+            rope_scaling=None,
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+        )
+        | {"hidden_act": "gelu_new"},
+        2.78,
+    ),
+    "Nemotron-Mini-4B-Instruct": (
+        described(
+            "Nemotron",
+            "nemotron",
+            **sizes(256000, 3072, 9216, 32, 24, 8, 4096) | {"bos_token_id": 2, "eos_token_id": 3},
+            attention_bias=False,
+            head_dim=128,
+            mlp_bias=False,
+            norm_eps=1e-5,
+            partial_rotary_factor=0.5,
+            rope_theta=10000,
+            tie_word_embeddings=False,
+        )
+        | {"hidden_act": "relu2"},
+        4.19,
+    ),
+    "HyperCLOVAX-SEED-Think-14B": (
+        described(
+            "HyperCLOVAX",
+            "hyperclovax",
+            **sizes(110592, 6144, 14336, 38, 48, 8, 131072) | {"bos_token_id": 100257, "eos_token_id": 100257},
+            attention_bias=False,
+            attention_multiplier=0.0078125,
+            embedding_multiplier=10.0,
+            head_dim=128,
+            logits_scaling=0.125,
+            mlp_bias=False,
+            residual_multiplier=1.0,
+            rms_norm_eps=1e-5,
+            rope_scaling=None,
+            rope_theta=100000000,
+            tie_word_embeddings=False,
+            use_post_norm=True,
+        ),
+        14.7,
+    ),
+    "EXAONE-3.5-7.8B-Instruct": (
+        {
+            key: value
+            for key, value in described(
+                "Exaone",
+                "exaone",
+                **sizes(102400, 4096, 14336, 32, 32, 8, 32768) | {"eos_token_id": 361, "pad_token_id": 0},
+                activation_function="silu",
+                embed_dropout=0.0,
+                head_dim=128,
+                layer_norm_epsilon=1e-5,
+                num_layers=32,
+                rope_scaling={
+                    **{"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                    "original_max_position_embeddings": 8192,
+                },
+                rope_theta=1000000.0,
+                tie_word_embeddings=False,
+            ).items()
+            if key not in ("num_hidden_layers", "hidden_act")
+        },
+        7.82,
+    ),
     "Solar-Open-100B": (
         described(
             "SolarOpen",

@@ -47,7 +47,7 @@ def randomized(model: Any) -> Any:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        elif name.endswith(("A_log", "dt_bias", ".D")) or name.endswith("bias"):
+        elif name.endswith(("A_log", "dt_bias", ".D", ".sinks")) or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 0, 0.5)
         elif name.endswith("scale"):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

@@ -191,6 +191,12 @@ MELLUM = QWEN_EXPERTS | {
 }
 CWM = {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}
 STABLELM = {"head_dim": None, "hidden_size": 96, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+GRANITE_SWA = GRANITE | {"num_hidden_layers": 5, "sliding_window": WINDOW, "tie_word_embeddings": False}
+WHOLE, HALF = ({"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": part} for part in (1.0, 0.5))
+# As published they say gelu_new, which is the same in other operations.
+PHI = {"head_dim": None, "hidden_act": "gelu_pytorch_tanh", "rope_parameters": HALF}
+HYPERCLOVAX = {"attention_multiplier": 0.2, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
 MINISTRAL3 = {
     "rope_type": "yarn",
@@ -700,6 +706,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"use_qkv_bias": True, "use_parallel_residual": True}
         | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}},
     ),
+    "phi 2": ("Phi", PHI),
+    "phi 2, rotated whole, relu": (
+        "Phi",
+        PHI | {"hidden_act": "relu", "rope_parameters": WHOLE, "num_key_value_heads": 6},
+    ),
+    "nemotron": ("Nemotron", {"rope_parameters": HALF}),
+    "nemotron with biases, a table for both": (
+        "Nemotron",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rope_parameters": HALF},
+    ),
+    "hyperclovax": ("HyperCLOVAX", HYPERCLOVAX | {"embedding_multiplier": 3.0, "logits_scaling": 0.6}),
+    "hyperclovax, norms before alone, biases, residuals multiplied": (
+        "HyperCLOVAX",
+        HYPERCLOVAX | {"use_post_norm": False, "residual_multiplier": 0.4, "attention_bias": True, "mlp_bias": True},
+    ),
+    "exaone": ("Exaone", {"rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}),
+    "exaone, a table for both": ("Exaone", {"tie_word_embeddings": True, "head_dim": None}),
+    "granite swa": ("GraniteSWA", GRANITE_SWA | {"layer_rope_theta": [0.0, 100.0, 100.0, 100.0, 0.0]}),
+    "granite swa, another theta in windows, layers that are listed, biases": (
+        "GraniteSWA",
+        GRANITE_SWA
+        | {"layer_rope_theta": [1000.0, 100.0, 0.0, 1000.0, 100.0], "layer_types": MIXED, "mlp_bias": True}
+        | {"attention_bias": True},
+    ),
+    "granite moe swa": ("GraniteMoeSWA", GRANITE_SWA | EXPERTS | {"shared_intermediate_size": 40}),
+    "granite moe swa, nothing shared, scaled, a table for both": (
+        "GraniteMoeSWA",
+        GRANITE_SWA | EXPERTS | {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}},
+    ),
+    "vaultgemma": ("VaultGemma", GEMMA2),
+    "vaultgemma without caps, layers that are listed": (
+        "VaultGemma",
+        GEMMA2
+        | {"attn_logit_softcapping": ABSENT, "final_logit_softcapping": ABSENT}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
     "cwm": ("Cwm", CWM),
     "cwm with biases, layers that are listed": (
         "Cwm",
@@ -786,6 +828,7 @@ GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
 GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
+GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"norm_topk_prob": True},
@@ -853,7 +896,8 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
-COMPANY += ["exaone moe", "mellum"]
+COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
+COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
 NEW = [
     "GptOss",
@@ -910,6 +954,13 @@ NEW = [
     "ExaoneMoe",
     "Mellum",
     "IQuestCoder",
+    "GraniteSWA",
+    "GraniteMoeSWA",
+    "VaultGemma",
+    "Phi",
+    "Nemotron",
+    "HyperCLOVAX",
+    "Exaone",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}
@@ -953,7 +1004,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> Any:
     ways = {"attn_implementation": "eager", "experts_implementation": "eager"}  # which take any size
     model = randomized(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **ways))
     model.save_pretrained(folder)
-    if kind in ("InternLM3", "IQuestCoder"):  # whose own class transformers has as Llama's
+    if kind in ("InternLM3", "IQuestCoder", "Exaone"):  # whose own class transformers has as Llama's
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": [f"{kind}ForCausalLM"]}))
     return model

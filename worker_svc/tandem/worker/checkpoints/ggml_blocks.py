@@ -15,6 +15,8 @@ float16, and nibbles lie in halves: byte i of a run of n holds number i below an
 | IQ4_NL | 32 | 18 | d table[q], q 4 bit |
 | IQ4_XS | 256 | 136 | d (s - 32) table[q], for runs of 32; s 6 bit |
 | MXFP4 | 32 | 17 | 2^(e - 128) table[q]; e 8 bit |
+| NVFP4 | 64 | 36 | s / 2 table[q], for runs of 16; s e4m3 without a sign; times one number of the matrix, if there is |
+| Q1_0 | 128 | 18 | d (2 q - 1); q 1 bit |
 
 The other IQ kinds: `iq_blocks.py`.
 
@@ -24,12 +26,12 @@ The arithmetic is llama.cpp's, in float32 and in its order, so that the numbers 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from tandem.worker.checkpoints import iq_blocks
-from tandem.worker.checkpoints.grouped import CODES, Grouped, Quantization
+from tandem.worker.checkpoints.grouped import CODES, FINE_GROUP, FLOAT8, Grouped, Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,13 @@ class QuantizedTensor:
 
     blocks: `[rows, blocks in a row, block_bytes]` uint8, contiguous.
     order: `[columns]`, which of an input's numbers each stored column multiplies; None: that of its place.
+    factor: what all numbers are multiplied by, beside the blocks' scales (of NVFP4).
     """
 
     kind: BlockKind
     blocks: torch.Tensor
     order: torch.Tensor | None = None
+    factor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,16 +74,17 @@ class QuantizedTensor:
 
     def __getitem__(self, rows: slice | torch.Tensor) -> QuantizedTensor:
         """Returns some rows: a view for a slice, a copy for indices."""
-        return QuantizedTensor(self.kind, self.blocks[rows], self.order)
+        return replace(self, blocks=self.blocks[rows])
 
     def flatten(self) -> QuantizedTensor:
         """Returns one matrix of matrices that follow each other."""
-        return QuantizedTensor(self.kind, self.blocks.flatten(0, -3), self.order)
+        return replace(self, blocks=self.blocks.flatten(0, -3))
 
     def dequantize(self) -> torch.Tensor:
         """Returns the numbers, float32, in the order of the inputs."""
         rows, columns = self.shape
         numbers = self.kind.decode(self.blocks.reshape(-1, self.kind.block_bytes)).view(rows, columns)
+        numbers = numbers if self.factor == 1 else numbers.mul_(self.factor)
         return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
     @property
@@ -94,7 +99,7 @@ class QuantizedTensor:
             raise ValueError("columns in another order than the inputs cannot be divided")
         if part.start % size or part.stop % size:
             raise ValueError(f"columns {part.start} to {part.stop} cut a block of {size} numbers")
-        return QuantizedTensor(self.kind, self.blocks[:, part.start // size : part.stop // size].contiguous())
+        return replace(self, blocks=self.blocks[:, part.start // size : part.stop // size].contiguous())
 
     def float8(self) -> None:
         """Returns None: they are whole numbers."""
@@ -145,6 +150,11 @@ class QuantizedTensor:
                     _nibbles(blocks[:, 1:], 16),
                     blocks[:, :1].clamp_min(1) - 1,
                 )
+            case "Q1_0":
+                kind = Quantization(4, 128, "int4")
+                q, scale = _single_bits(blocks[:, 2:]) * 2 + 7, _stored_half(blocks, 0)
+            case "NVFP4":
+                return self._with_float8_scales(blocks)
             case _:
                 return None
         rows, columns = self.shape
@@ -158,7 +168,18 @@ class QuantizedTensor:
         units = scale_unit.view(rows, -1), least_unit
         return Grouped(kind, q, scale.to(torch.int8), least, self.order, units)
 
+    def _with_float8_scales(self, blocks: torch.Tensor) -> Grouped | None:
+        """Returns groups whose scales stay e4m3; None where one is none of e4m3's, but what llama.cpp takes it for."""
+        rows, columns = self.shape
+        scale = _nvfp4_scales(blocks)
+        if (scale == _E4M3_NAN).any():
+            return None
+        unit = torch.full((rows, 1), self.factor / 2)  # numbers of the table are twice what they stand for
+        q, kind = _nibbles(blocks[:, 4:], 8).view(rows, columns), Quantization(4, FINE_GROUP, "e2m1")
+        return Grouped(kind, q, scale.view(FLOAT8).view(rows, -1), None, self.order, (unit, None))
 
+
+_E4M3_NAN = 0x7F
 _LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F  # of eight bytes at once
 
 
@@ -309,9 +330,25 @@ def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(_table("e2m1", _nibbles(blocks[:, 1:], 16)), exponent)
 
 
+def _nvfp4_scales(blocks: torch.Tensor) -> torch.Tensor:
+    """Returns the four scales of each block as e4m3, `[N, 4]` uint8. The upper bit is not looked at; without it, NaN
+    is 0."""
+    return blocks[:, :4].masked_fill(blocks[:, :4] == _E4M3_NAN, 0) & 127
+
+
+def _nvfp4(blocks: torch.Tensor) -> torch.Tensor:
+    bits = _nvfp4_scales(blocks)
+    scale = bits.view(FLOAT8).float().masked_fill(bits == _E4M3_NAN, 480.0)  # which the next number would be
+    return _in_runs(_table("e2m1", _nibbles(blocks[:, 4:], 8)), scale / 2)
+
+
+def _q1_0(blocks: torch.Tensor) -> torch.Tensor:
+    return (_single_bits(blocks[:, 2:]).float() * 2 - 1).mul_(_half(blocks, 0))
+
+
 # Types that are not served, for messages that name them.
 OTHER_TYPES = {
-    **{9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0"},
+    **{9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
     **{4: "Q4_2, which is no more", 5: "Q4_3, which is no more"},
 }
 BLOCK_KINDS = {
@@ -339,5 +376,7 @@ BLOCK_KINDS = {
         BlockKind("TQ1_0", 34, 256, 54, iq_blocks.tq1_0),
         BlockKind("TQ2_0", 35, 256, 66, iq_blocks.tq2_0),
         BlockKind("MXFP4", 39, 32, 17, _mxfp4),
+        BlockKind("NVFP4", 40, 64, 36, _nvfp4),
+        BlockKind("Q1_0", 41, 128, 18, _q1_0),
     )
 }

@@ -45,6 +45,7 @@ TOP_NAMES = {
     "output": "output.weight",
     "norm": "output_norm.weight",
     "norm_bias": "output_norm.bias",
+    "output_bias": "output.bias",
     "per_layer.embedding": "per_layer_token_embd.weight",
     "per_layer.projection": "per_layer_model_proj.weight",
     "per_layer.norm": "per_layer_proj_norm.weight",
@@ -322,6 +323,25 @@ ARCHITECTURES = {
         layer_names=LAYER_NAMES | _MLP_BIASES,
         always={"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
     ),
+    "phi2": GgufArchitecture(
+        "phi",
+        norm_eps="attention.layer_norm_epsilon",
+        partly_rotated=True,
+        may_fuse=True,
+        layer_names=LAYER_NAMES | _MLP_BIASES,
+        always={
+            **{"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
+            **{"parallel": True, "logit_bias": True},
+        },
+    ),
+    "nemotron": GgufArchitecture(
+        "nemotron",
+        norm_eps="attention.layer_norm_epsilon",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | _MLP_BIASES,
+        always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
+    "exaone": GgufArchitecture("exaone", divisors=True),
     "cohere2": GgufArchitecture(
         "cohere2",
         permuted=True,

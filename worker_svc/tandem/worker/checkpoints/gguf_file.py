@@ -12,6 +12,7 @@ What differs from other formats:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, OTHER_TYPES, BlockKind, QuantizedTensor
 from tandem.worker.checkpoints.gguf_architectures import HEAD_NAMES, TOP_NAMES
 from tandem.worker.checkpoints.gguf_config import LONGROPE, ROPE_DIVISORS, plain_value, read_config
+from tandem.worker.checkpoints.gguf_factors import take_factors
 from tandem.worker.checkpoints.gguf_fields import SAMPLING
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece
 from tandem.worker.checkpoints.gguf_latents import HEADS_APART
@@ -68,6 +70,8 @@ class GgufCheckpoint:
         _check_apart(files.tensors, stored)
         self.config, self._architecture = read_config(path, files, self._row_of_numbers)
         stored.pop(ROPE_DIVISORS, None)
+        self._factors: Mapping[str, tuple[float, ...]] = {}
+        self._factors = take_factors(path, stored, self._row_of_numbers)
         if self._architecture.longrope:
             for name in LONGROPE:
                 stored.pop(name, None)
@@ -111,7 +115,7 @@ class GgufCheckpoint:
             order = layout.order(name, len(tensor))
             if order is not None:
                 if isinstance(tensor, QuantizedTensor):
-                    yield name, QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, order))
+                    yield name, replace(tensor, blocks=rows_in_order(tensor.blocks, order))
                 else:
                     yield name, rows_in_order(tensor, order)
                 release_mapped(tensor)
@@ -185,7 +189,9 @@ class GgufCheckpoint:
             size = len(raw) // shape[0]
             raw, shape = raw[expert * size : (expert + 1) * size], shape[1:]
         if isinstance(kind, BlockKind):
-            return QuantizedTensor(kind, raw.view(*shape[:-1], -1, kind.block_bytes))
+            factors = self._factors.get(name, (1.0,))
+            factor = factors[expert] if expert is not None and len(factors) > 1 else factors[0]
+            return QuantizedTensor(kind, raw.view(*shape[:-1], -1, kind.block_bytes), factor=factor)
         return raw.view(kind).view(shape)
 
     def _bytes(self, name: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ Heads that are in turns are the output's columns, too, which are put in our orde
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,10 +52,8 @@ class GgufPiece:
         """Returns a copy of the part, of the stored tensor."""
         if isinstance(tensor, QuantizedTensor):
             if self.columns is not None:
-                return QuantizedTensor(tensor.kind, tensor.blocks, self.columns.argsort())
-            return (
-                tensor if self.rows is None else QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, self.rows))
-            )
+                return replace(tensor, order=self.columns.argsort())
+            return tensor if self.rows is None else replace(tensor, blocks=rows_in_order(tensor.blocks, self.rows))
         if self.vector:
             tensor = tensor.reshape(-1)
         if self.is_decay:

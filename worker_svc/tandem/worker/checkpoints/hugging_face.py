@@ -179,6 +179,10 @@ class HuggingFaceCheckpoint:
             if name.endswith("key_up"):
                 plain = source if isinstance(source, torch.Tensor) else source.dequantize()
                 source = self._copy = transposed_by_head(plain, self.config.num_heads)
+            if self._architecture.float32_router and name.endswith(".router") and isinstance(source, torch.Tensor):
+                mapped, source = source, source.to(torch.float32, copy=True)
+                self._copy = source
+                release_mapped(mapped)
             order = row_order(self.config, self._architecture, name, len(source))
             if self._architecture.norms_from_one and name.endswith("norm"):
                 assert isinstance(source, torch.Tensor)

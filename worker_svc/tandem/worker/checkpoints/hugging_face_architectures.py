@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
-from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
+from tandem.worker.checkpoints.hugging_face_exaone import with_pattern, with_usual_names
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
+from tandem.worker.checkpoints.hugging_face_granite_swa import granite_swa
+from tandem.worker.checkpoints.hugging_face_hyperclovax import hyperclovax
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
@@ -58,6 +60,25 @@ _STARCODER_NAMES = _LAYER_NAMES | {
     "mlp.up_bias": "mlp.c_fc.bias",
     "mlp.down": "mlp.c_proj.weight",
     "mlp.down_bias": "mlp.c_proj.bias",
+}
+_PHI_NAMES = _LAYER_NAMES | {
+    **_NORM_BIASES,
+    "attention.output": "self_attn.dense.weight",
+    "attention.output_bias": "self_attn.dense.bias",
+    "mlp.up": "mlp.fc1.weight",
+    "mlp.up_bias": "mlp.fc1.bias",
+    "mlp.down": "mlp.fc2.weight",
+    "mlp.down_bias": "mlp.fc2.bias",
+}
+_EXAONE_NAMES = {
+    name: f"attn.attention.{stored[10:]}" for name, stored in _LAYER_NAMES.items() if "self_attn." in stored
+} | {
+    "attention.norm": "ln_1.weight",
+    "attention.output": "attn.attention.out_proj.weight",
+    "mlp.norm": "ln_2.weight",
+    "mlp.gate": "mlp.c_fc_0.weight",
+    "mlp.up": "mlp.c_fc_1.weight",
+    "mlp.down": "mlp.c_proj.weight",
 }
 _NORMS_AFTER = _LAYER_NAMES | {
     "attention.norm": "post_attention_layernorm.weight",
@@ -338,9 +359,10 @@ class Architecture:
     partial_rotary: float | None = None  # the default of `partial_rotary_factor`; None: it does not know it
     longrope: bool = False  # whatever is scaled is scaled by longrope
     original_context: int | None = None  # the default of `original_max_position_embeddings`
-    logit_bias: bool = False  # whether it knows `lm_head_bias`
+    logit_bias: bool | None = None  # the default of `lm_head_bias`; None: it does not know it
     experts: ExpertFields | None = None
     drafting_layers: bool = False  # whether it knows `num_nextn_predict_layers`, behind the others in the files
+    float32_router: bool = False  # `transformers` multiplies the router in float32, whatever it is stored in
     transposed_experts: bool = False  # plain experts are stored `[in, out]`
     experts_by_turns: bool = False  # the outputs of their gate and up take turns
     rope_stated: bool = False  # the RoPE parameters have another default than none
@@ -371,7 +393,7 @@ class Architecture:
     @property
     def multiplied_by_width(self) -> bool:
         """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
-        return self.norms_from_one and not self.hybrid
+        return self.norms_from_one and not self.hybrid and self.always.get("norm") != "layer"
 
     def our_name(self, stored: str) -> str | None:
         """Returns the name by which we know a tensor of a file; None if it is of a head beside the model."""
@@ -400,6 +422,37 @@ class Architecture:
         return f"model.layers.{layer}.{self.layer_names[part]}", None
 
 
+_SINKS = {"attention.sinks": "self_attn.sinks"}
+_GRANITE_MOE_SWA_NAMES = (
+    _LAYER_NAMES
+    | _GRANITE_SHARED
+    | _SINKS
+    | {
+        "router": "block_sparse_moe.router.weight",
+        "experts.gate": "block_sparse_moe.experts.gate_up_proj",
+        "experts.up": "block_sparse_moe.experts.gate_up_proj",
+        "experts.down": "block_sparse_moe.experts.down_proj",
+    }
+)
+_GRANITE_SWA: Mapping[str, Any] = {
+    "attention_bias": False,
+    "attention_multiplier": 1.0,
+    "sliding_window": 128,
+    "window_by_layer": True,
+    "full_every": 4,
+    "full_first": True,
+    "further": granite_swa,
+    "always": {"sinks": True},
+}
+_GRANITE_SHARED_EXPERTS = ExpertFields(
+    ("num_local_experts",),
+    8,
+    2,
+    "intermediate_size",
+    normalized=True,
+    shared="size",
+    shared_size=("shared_intermediate_size", 0),
+)
 _OLMO: Mapping[str, Any] = {
     "layer_names": _NORMS_AFTER,
     "special_ids": {"eos_token_id": 50279},
@@ -434,6 +487,7 @@ _INDEXED: Mapping[str, Any] = {
     "latents": True,
     "drafting_layers": True,
     "own_layer_kinds": True,
+    "float32_router": True,
 }
 _INDEXED_EXPERTS: Mapping[str, Any] = {
     "counts": ("n_routed_experts", "num_local_experts"),
@@ -526,7 +580,7 @@ ARCHITECTURES = {
             rope_theta=1e6,
             attention_bias=False,
             longrope=True,
-            logit_bias=True,
+            logit_bias=False,
             experts=ExpertFields(
                 ("num_local_experts",),
                 16,
@@ -592,6 +646,7 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "deepseek_v2",
@@ -612,6 +667,7 @@ ARCHITECTURES = {
                 greedy=True,
                 always={"best_of_group": 1},
             ),
+            float32_router=True,
         ),
         Architecture(
             "deepseek_v3",
@@ -635,6 +691,7 @@ ARCHITECTURES = {
                 scale=2.5,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "deepseek_v32",
@@ -671,6 +728,7 @@ ARCHITECTURES = {
                 scale=1.8,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "youtu",
@@ -889,6 +947,7 @@ ARCHITECTURES = {
             further=nemotron_h,
             renamed={"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."},
             always={"activation": "relu2", "gated": False},
+            float32_router=True,
         ),
         Architecture(
             "falcon_h1",
@@ -938,6 +997,7 @@ ARCHITECTURES = {
             router_bias_row=True,
             unread=("model.mtp_",),
             further=ernie4_5_moe,
+            float32_router=True,
         ),
         Architecture(
             "exaone4",
@@ -971,6 +1031,7 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "gemma",
@@ -1014,15 +1075,7 @@ ARCHITECTURES = {
             _GRANITE_MOE_NAMES | _GRANITE_SHARED,
             attention_bias=False,
             attention_multiplier=1.0,
-            experts=ExpertFields(
-                ("num_local_experts",),
-                8,
-                2,
-                "intermediate_size",
-                normalized=True,
-                shared="size",
-                shared_size=("shared_intermediate_size", 0),
-            ),
+            experts=_GRANITE_SHARED_EXPERTS,
         ),
         Architecture(
             "stablelm",
@@ -1051,6 +1104,7 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "exaone_moe",
@@ -1077,6 +1131,7 @@ ARCHITECTURES = {
                 scale=2.5,
                 always={"score": "sigmoid", "biased": True},
             ),
+            float32_router=True,
         ),
         Architecture(
             "mellum",
@@ -1094,5 +1149,80 @@ ARCHITECTURES = {
             experts=ExpertFields(count=64, normalized_by_default=True, dense="kinds", dense_first=0),
         ),
         Architecture("iquestcoder", "IQuestCoderForCausalLM", head_dim=128, attention_bias=False, mlp_bias=True),
+        Architecture(
+            "granite_swa",
+            "GraniteSWAForCausalLM",
+            _LAYER_NAMES | _SINKS,
+            **_GRANITE_SWA,
+            special_ids={"bos_token_id": 100257, "eos_token_id": 100257},
+            mlp_bias=True,
+            tied=True,
+        ),
+        Architecture(
+            "granitemoe_swa",
+            "GraniteMoeSWAForCausalLM",
+            _GRANITE_MOE_SWA_NAMES,
+            **_GRANITE_SWA,
+            experts=_GRANITE_SHARED_EXPERTS,
+        ),
+        Architecture(
+            "vaultgemma",
+            "VaultGemmaForCausalLM",
+            _LAYER_NAMES | {"mlp.norm": "pre_feedforward_layernorm.weight"},
+            **_GEMMA,
+            sliding_window=4096,
+            full_every=2,
+            attention_soft_cap=50.0,
+            logit_soft_cap=30.0,
+            norms_from_one=True,
+            always={"activation": "gelu_tanh"},
+        ),
+        Architecture(
+            "phi",
+            "PhiForCausalLM",
+            _PHI_NAMES,
+            norm_eps="layer_norm_eps",
+            use_bias=True,
+            logit_bias=True,
+            partial_rotary=0.5,
+            renamed={"model.final_layernorm.": "model.norm."},
+            always={
+                **{"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
+                "parallel": True,
+            },
+        ),
+        Architecture(
+            "nemotron",
+            "NemotronForCausalLM",
+            _LAYER_NAMES | _NORM_BIASES,
+            special_ids={"bos_token_id": 2, "eos_token_id": 3},
+            norm_eps="norm_eps",
+            attention_bias=False,
+            mlp_bias=True,
+            partial_rotary=0.5,
+            norms_from_one=True,
+            always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
+        ),
+        Architecture(
+            "hyperclovax",
+            "HyperCLOVAXForCausalLM",
+            _LAYER_NAMES | {"attention.post_norm": "post_norm1.weight", "mlp.post_norm": "post_norm2.weight"},
+            attention_bias=False,
+            mlp_bias=True,
+            further=hyperclovax,
+        ),
+        Architecture(
+            "exaone",
+            "ExaoneForCausalLM",
+            _EXAONE_NAMES,
+            special_ids={"bos_token_id": 1, "eos_token_id": 361},
+            rope_theta=500000.0,
+            prepared=with_usual_names,
+            renamed={
+                "transformer.wte.": "model.embed_tokens.",
+                "transformer.h.": "model.layers.",
+                "transformer.ln_f.": "model.norm.",
+            },
+        ),
     )
 }

@@ -169,7 +169,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", False)),
         qk_norm="head" if normed else architecture.qk_norm,
         qkv_limit=_qkv_limit(config) if architecture.qkv_limit else 0.0,
-        logit_bias=architecture.logit_bias and config.boolean("lm_head_bias", False),
+        logit_bias=architecture.logit_bias is not None and config.boolean("lm_head_bias", architecture.logit_bias),
         windows=windows,
         window_rope_theta=window_theta,
         embedding_multiplier=(

@@ -1,4 +1,5 @@
-"""Reads which layers of an EXAONE 4 have a window, which its published files say by letters, too."""
+"""Reads fields of EXAONE that others call otherwise: those of EXAONE 3 and 3.5, and which layers of an EXAONE 4 have a
+window, which its published files say by letters, too."""
 
 from __future__ import annotations
 
@@ -7,6 +8,19 @@ import re
 from tandem.worker.checkpoints.fields import Fields
 
 _PATTERN = "sliding_window_pattern"
+_USUAL = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps", "activation_function": "hidden_act"}
+
+
+def with_usual_names(config: Fields) -> Fields:
+    """Returns the config of an EXAONE 3 with the names that others have. Refuses one by both names that differ."""
+    values = dict(config.values)
+    for theirs, usual in _USUAL.items():
+        if theirs not in values:
+            continue
+        said = values.pop(theirs)
+        if values.setdefault(usual, said) != said:
+            raise config.error(theirs, f"is {said!r}, but {usual} is {values[usual]!r}")
+    return config.with_values(values)
 
 
 def with_pattern(config: Fields) -> Fields:

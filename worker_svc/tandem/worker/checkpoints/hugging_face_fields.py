@@ -350,6 +350,30 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "model_max_length")
     | {"rms_norm_eps": Only()},
     "cwm": _CONFIG | rules(USED, "mlp_bias sliding_window"),
+    "granite_swa": _DENSE
+    | rules(
+        USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+    )
+    | rules(USED, "sliding_window layer_rope_theta"),
+    "granitemoe_swa": _CONFIG
+    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
+    | rules(USED, "sliding_window layer_rope_theta shared_intermediate_size")
+    | _EXPERTS,
+    "vaultgemma": _CONFIG
+    | rules(USED, "attention_bias sliding_window query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping")
+    | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
+    | {"sliding_window_size": NEUTRAL},
+    "phi": _DENSE
+    | rules(USED, "layer_norm_eps")
+    | {"rms_norm_eps": Only(), "head_dim": Only(), "use_bias": Only()}
+    | _PARTIAL,
+    "nemotron": _DENSE | rules(USED, "norm_eps attention_bias mlp_bias") | {"rms_norm_eps": Only()} | _PARTIAL,
+    "hyperclovax": _DENSE
+    | rules(USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier")
+    | rules(USED, "logits_scaling use_post_norm"),
+    "exaone": _DENSE
+    | rules(USED, "num_layers layer_norm_epsilon activation_function")
+    | rules(NEUTRAL, "embed_dropout"),
     "exaone_moe": _CONFIG
     | rules(USED, "sliding_window sliding_window_pattern first_k_dense_replace mlp_layer_types n_group topk_group")
     | rules(USED, "num_experts num_experts_per_tok num_shared_experts moe_intermediate_size norm_topk_prob")
@@ -410,6 +434,8 @@ ROPE_OF: Mapping[str, Table] = {
     "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
     "glm": _PARTIAL,
     "stablelm": _PARTIAL,
+    "phi": _PARTIAL,
+    "nemotron": _PARTIAL,
 }
 
 # Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.

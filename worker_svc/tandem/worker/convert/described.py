@@ -64,6 +64,7 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
         "lm_head_bias": config.logit_bias,
         "use_qk_norm": config.qk_norm is not None,
+        "use_post_norm": config.norm_placement == "both",
     }
 
 
@@ -74,7 +75,9 @@ def _numbers(config: ModelConfig) -> dict[str, Any]:
         "residual_multiplier": config.residual_multiplier,
         "attention_multiplier": multiplier,
         "query_pre_attn_scalar": None if multiplier is None else _whole(round(multiplier**-2, 6)),
-        "logits_scaling": 1 / config.logit_multiplier,
+        "logits_scaling": (
+            config.logit_multiplier if config.architecture == "hyperclovax" else 1 / config.logit_multiplier
+        ),
         "logit_scale": config.logit_multiplier,
         "clip_qkv": config.qkv_limit or None,
         "attn_logit_softcapping": config.attention_soft_cap or None,
@@ -99,6 +102,7 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "sliding_window": architecture.sliding_window if window is None and architecture.full_every else window,
         "use_sliding_window": window is not None,
         "no_rope_layers": turning,
+        "layer_rope_theta": [_theta(config, layer) for layer in range(config.num_layers)],
         "attention_chunk_size": window,
         "attn_temperature_tuning": growth is not None,
     }
@@ -228,10 +232,17 @@ def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         parameters["partial_rotary_factor"] = _share(config.rotated, config.layer_heads[-1].size)
     if config.query_growth is not None and architecture.query_growth:
         parameters["llama_4_scaling_beta"] = config.query_growth.beta
-    if config.window_rope_theta is not None:
+    if config.window_rope_theta is not None and architecture.window_rope is not None:
         window = {"rope_type": "default", "rope_theta": config.window_rope_theta}
         return values | {"rope_parameters": {"full_attention": parameters, "sliding_attention": window}}
     return values | {"rope_parameters": parameters}
+
+
+def _theta(config: ModelConfig, layer: int) -> float:
+    """Returns by which theta a layer rotates; 0 if it does not."""
+    rope = config.layer_ropes[layer]
+    theta = config.rope_theta if config.window_rope_theta is None or rope == "model" else config.window_rope_theta
+    return 0.0 if rope == "none" else theta
 
 
 def _share(part: int, whole: int) -> float:

@@ -25,7 +25,7 @@ class ExpertsBeside(torch.nn.Module):
         super().__init__()
         self.experts = MixtureOfExperts(config.hidden_size, experts, dtype, operations, biases=config.mlp_bias)
         self.norm, self.router_norm, self.own_norm, self.post_norm = (
-            RMSNorm(config.hidden_size, config.norm_eps, dtype, operations) for _ in range(4)
+            RMSNorm(config.hidden_size, config.norm_eps, operations) for _ in range(4)
         )
 
     def forward(self, x: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class LightningIndexer(torch.nn.Module):
         self._scale = sizes.size**-0.5 * sizes.heads**-0.5
         self.query = Linear(latents.query_rank, sizes.heads * sizes.size, dtype)
         self.key = Linear(hidden, sizes.size, dtype)
-        self.norm = LayerNorm(sizes.size, INDEX_NORM_EPS, dtype, operations, bias=True)
+        self.norm = LayerNorm(sizes.size, INDEX_NORM_EPS, operations, bias=True)
         self.weights = Router(hidden, sizes.heads, dtype)
 
     def forward(

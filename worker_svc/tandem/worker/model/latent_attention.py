@@ -39,10 +39,10 @@ class LatentProjections(torch.nn.Module):
         self.query_norm: RMSNorm | None = None
         if latents.query_rank:
             self.query_latent = Linear(hidden, latents.query_rank, dtype, bias=bias)
-            self.query_norm = RMSNorm(latents.query_rank, NORM_EPS, dtype, operations)
+            self.query_norm = RMSNorm(latents.query_rank, NORM_EPS, operations)
         self.query = Linear(latents.query_rank or hidden, heads * latents.query, dtype)
         self.latent = Linear(hidden, latents.size, dtype, bias=bias)
-        self.latent_norm = RMSNorm(latents.rank, NORM_EPS, dtype, operations)
+        self.latent_norm = RMSNorm(latents.rank, NORM_EPS, operations)
         self.key_up = HeadLinear(heads, latents.unrotated, latents.rank, dtype)
         self.value_up = HeadLinear(heads, latents.rank, latents.value, dtype)
 

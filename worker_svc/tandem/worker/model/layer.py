@@ -100,18 +100,18 @@ class Layer(torch.nn.Module):
         self._attention = config.attention_kinds[index]
         self._rope: Rope = config.layer_ropes[index]
         self.kind: LayerKind = (self._attention, self._rope)
-        self.attention_norm = stream_norm(config, dtype, operations)
+        self.attention_norm = stream_norm(config, operations)
         self._make_mixing(config, index, dtype)
         self.mlp_norm: RMSNorm | LayerNorm | None = None
         self._feeds = config.feeds(index)
         if self._feeds and config.mixes(index) and not config.parallel:
-            self.mlp_norm = stream_norm(config, dtype, operations)
+            self.mlp_norm = stream_norm(config, operations)
         mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
         before = config.norm_placement != "after"
         both = config.norm_placement == "both"
-        self.attention_post_norm = stream_norm(config, dtype, operations) if both else None
-        self.mlp_post_norm = stream_norm(config, dtype, operations) if both else None
+        self.attention_post_norm = stream_norm(config, operations) if both else None
+        self.mlp_post_norm = stream_norm(config, operations) if both else None
         self._enter_attention = self.attention_norm.after_adding if before else added
         self._enter_mlp = mlp_norm.after_adding if before else added
         self._leave_attention = _as_it_is if before else self.attention_norm.forward
@@ -157,11 +157,11 @@ class Layer(torch.nn.Module):
         self._norms_without_weights = config.qk_norm == "unit" and self._rope != "none"
         if config.qk_norm in ("head", "whole"):
             sizes = (rows["q"], rows.get("k", 0)) if config.qk_norm == "whole" else (head_dim,) * 2
-            norms = [RMSNorm(size, config.norm_eps, dtype, self._operations) for size in sizes]
+            norms = [RMSNorm(size, config.norm_eps, self._operations) for size in sizes]
             self.q_norm, self.k_norm = norms[0], norms[1] if self._stores else None
         self._unit: torch.Tensor | None = None
         if config.value_norm or self._norms_without_weights:
-            self._unit = torch.ones(head_dim, dtype=dtype, device=self._device)
+            self._unit = torch.ones(head_dim, device=self._device)
         self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
         self.attention_output = Linear(self._q_size, config.hidden_size, dtype, bias=config.output_bias)
 

@@ -8,9 +8,12 @@ of these kinds; `weights.py` chooses when the first rows come:
 | `PlainWeight` | in the model's dtype: on a GPU, and on a CPU without products of our own for it |
 | `WidePanels` | bf16, fp16 or fp32 on a CPU with AVX-512, bf16 also by AMX (`cpu/wide_panels.py`) |
 | `HalfPanels` | bf16 or fp16 on a CPU with AVX2 alone: products in fp32, half the memory to read |
-| `FloatRows` | fp32 of a router on a CPU without AVX-512 |
+| `FloatRows` | fp32 of a router on a CPU without AVX-512, or beside products of torch in 16 bits |
 | `QuantizedWeight` | int8, int6 and int4 (`quantization.py`) |
 | `Float8Weight` | fp8 (`float8.py`) |
+
+A router that comes in fp32 stays so, whatever the model's dtype is, as in llama.cpp: it decides by small differences.
+Rows become fp32 before such a product, and what comes out stays it.
 
 On a CPU torch has two libraries for `x W^T` in fp32. For a few rows and a large W, MKL rearranges all of W at each
 call; oneDNN can be given a W that was rearranged once. One Zen 3 core, W `[11264, 2048]`, milliseconds:
@@ -107,7 +110,8 @@ class PlainWeight(torch.nn.Module):
             self.weight = torch.nn.Parameter(_rearranged(self.weight.data), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, in] -> [N, out]`."""
+        """`[N, in] -> [N, out]` in the weight's dtype."""
+        x = x.to(self.weight.dtype)  # which is another one of a router that stays in fp32
         if self.product is not None:
             return self.product(x, self.weight)
         if not self._on_cpu:
@@ -198,7 +202,7 @@ class FloatRows(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
-        return native.float_product(x, self.weight)
+        return native.float_product(x.float(), self.weight)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Some rows `[N, in]`."""
@@ -221,7 +225,10 @@ class Linear(torch.nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.weight_rows = out_features  # of a weight, at most
         self.weights = torch.nn.ModuleList()  # of `Weight`, one after the other; none before the first rows come
-        self.bias = Bias(out_features, dtype) if bias else None
+        self.bias = self._made_bias(dtype) if bias else None
+
+    def _made_bias(self, dtype: torch.dtype) -> Bias:
+        return Bias(self.out_features, dtype)
 
     def forward(self, x: Rows) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
@@ -256,7 +263,10 @@ class Linear(torch.nn.Module):
 
 
 class Router(Linear):
-    """A matrix of few outputs, one for each expert, which is never quantized."""
+    """A matrix of few outputs, one for each expert, which is never quantized, and keeps fp32 where it comes in it."""
+
+    def _made_bias(self, dtype: torch.dtype) -> Bias:
+        return Bias(self.out_features, torch.float32)
 
 
 class HeadLinear(Linear):

@@ -1,4 +1,8 @@
-"""Norms over the last dimension."""
+"""Norms over the last dimension.
+
+Their weights are float32 whatever the model's dtype is, as GGUF files have them, and as 1 + weight is (Gemma), which a
+bf16 near 1 would round to 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ class RMSNorm(torch.nn.Module):
     weight: torch.nn.Parameter  # [size]
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, operations: Operations) -> None:
+    def __init__(self, size: int, eps: float, operations: Operations) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
         self._eps = eps
         self._operations = operations
 
@@ -45,10 +49,10 @@ class LayerNorm(torch.nn.Module):
     weight: torch.nn.Parameter  # [size]
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, operations: Operations, *, bias: bool) -> None:
+    def __init__(self, size: int, eps: float, operations: Operations, *, bias: bool) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self.bias = Bias(size, dtype) if bias else None
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+        self.bias = Bias(size, torch.float32) if bias else None
         self._eps = eps
         self._operations = operations
 
@@ -66,8 +70,8 @@ class LayerNorm(torch.nn.Module):
         return self._operations.add_layer_norm(x, delta, *self.vectors, self._eps)
 
 
-def stream_norm(config: ModelConfig, dtype: torch.dtype, operations: Operations) -> RMSNorm | LayerNorm:
+def stream_norm(config: ModelConfig, operations: Operations) -> RMSNorm | LayerNorm:
     """Makes a norm of the stream that layers add to."""
     if config.norm == "layer":
-        return LayerNorm(config.hidden_size, config.stream_eps, dtype, operations, bias=config.norm_bias)
-    return RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
+        return LayerNorm(config.hidden_size, config.stream_eps, operations, bias=config.norm_bias)
+    return RMSNorm(config.hidden_size, config.stream_eps, operations)

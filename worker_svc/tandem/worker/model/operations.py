@@ -202,14 +202,14 @@ class TorchOperations:
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if delta is not None:
             x += delta
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+        return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
     def add_layer_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         if delta is not None:
             x += delta
-        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+        return F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps).to(x.dtype)
 
     def add_norm_float8(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float

@@ -33,7 +33,7 @@ class LayerInputs(torch.nn.Module):
         self._context_multiplier = config.hidden_size**-0.5
         self.embedding = Embedding(inputs.vocab_size, every, dtype, tied=False)
         self.projection = Linear(config.hidden_size, every, dtype)
-        self.norm = RMSNorm(inputs.size, config.norm_eps, dtype, operations)
+        self.norm = RMSNorm(inputs.size, config.norm_eps, operations)
 
     def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N]` and `[N, hidden]` to `[N, layers, size]`."""
@@ -52,7 +52,7 @@ class LayerInput(torch.nn.Module):
         super().__init__()
         self.gate = Linear(config.hidden_size, inputs.size, dtype)
         self.output = Linear(inputs.size, config.hidden_size, dtype)
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, operations)
         self.activation, self._operations = config.activation, operations
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:

@@ -86,8 +86,8 @@ class WeightFiller:
         panels: Panels | None = None,
         compiled: bool = False,
     ) -> None:
-        """`dtype` is that of plain matrices, which lie in `panels` if there are such; with `compiled`, products of
-        quantized ones are compiled (`Grouped.compiled_alone`).
+        """`dtype` is that of plain matrices, but for routers that come in float32; they lie in `panels` if there are
+        such. With `compiled`, products of quantized ones are compiled (`Grouped.compiled_alone`).
         `quantized_weight` is called like the class, and makes one in the device's own order."""
         self._panels = panels
         self._device = torch.device(device)
@@ -179,12 +179,16 @@ class WeightFiller:
             last.fill(row - first, rows)
             return
         assert isinstance(last, PlainWeight | HalfPanels | WidePanels | FloatRows)
-        kept = rows.to(self._dtype)
+        kept = rows.to(self._kept_in(module, rows))
         self._check_finite(rows, kept)
         last.fill(row - first, kept)
 
+    def _kept_in(self, module: Linear | Embedding, rows: torch.Tensor) -> torch.dtype:
+        """Returns the dtype that plain rows are kept in: the model's, but for a router's float32."""
+        return rows.dtype if isinstance(module, Router) and rows.dtype == torch.float32 else self._dtype
+
     def _check_finite(self, source: torch.Tensor, kept: torch.Tensor) -> None:
-        if self._dtype == torch.float16 and source.dtype != self._dtype and not kept.isfinite().all():
+        if kept.dtype == torch.float16 and source.dtype != kept.dtype and not kept.isfinite().all():
             raise OverflowError("numbers that do not fit into float16")
 
     def _settle(self, module: Linear | Embedding) -> None:
@@ -200,17 +204,18 @@ class WeightFiller:
             return self._quantized_weight(like.kind, rows, columns, like, self._device)
         if isinstance(like, Float8Rows):
             return Float8Weight(rows, columns, self._device, groups=like.scale.shape[1])
+        dtype = self._kept_in(module, like)
         multiplied = isinstance(module, Linear) or module.tied
-        if multiplied and self._panels is not None:
-            return self._panels(rows, columns, self._dtype)
-        if isinstance(module, Router) and self._compiled and self._dtype == torch.float32:
+        if multiplied and self._panels is not None and (dtype == self._dtype or self._panels is WidePanels):
+            return self._panels(rows, columns, dtype)
+        if isinstance(module, Router) and self._compiled and dtype == torch.float32:
             return FloatRows(rows, columns)
         numbers = rows * columns
-        stageable = numbers * self._dtype.itemsize <= _STAGING_BYTES and self._staged is None
-        if not (stageable and isinstance(module, Linear) and rearranges(numbers, self._device, self._dtype)):
+        stageable = numbers * dtype.itemsize <= _STAGING_BYTES and self._staged is None and dtype == self._dtype
+        if not (stageable and isinstance(module, Linear) and rearranges(numbers, self._device, dtype)):
             shape = (rows, columns)
             on_cpu = self._device.type == "cpu"
-            empty = zeros(shape, self._dtype) if on_cpu else torch.empty(shape, dtype=self._dtype, device=self._device)
+            empty = zeros(shape, dtype) if on_cpu else torch.empty(shape, dtype=dtype, device=self._device)
             return PlainWeight(empty, shared=isinstance(module, Embedding))
         if not len(self._staging):
             self._staging = torch.empty(_STAGING_BYTES // self._dtype.itemsize, dtype=self._dtype)

@@ -74,7 +74,7 @@ def dependents(card: Card) -> None:
         patch.object(CUDABackend, "make_cubin", no_assembler),
     ):
         few_rows(x[:1], torch.zeros(4096, 4096, dtype=torch.bfloat16))
-        add_norm(x, x, x[0], 1e-5)
+        add_norm(x, x, x[0].float(), 1e-5)
         swiglu(x, 2048)
     codes = {kernel.metadata.name: kernel.asm["ptx"].partition("griddepcontrol.wait") for kernel in made}
     about = {

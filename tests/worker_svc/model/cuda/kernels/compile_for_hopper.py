@@ -138,7 +138,7 @@ def attend(case: Case, everything: bool) -> None:
     rotation = (torch.zeros(217, 1, case.head_dim), torch.zeros(217, 1, case.head_dim))
     first = FINISHED
     if case.window or case.stored.name == "int8":
-        weight = torch.zeros(case.head_dim, dtype=case.dtype)
+        weight = torch.zeros(case.head_dim)
         first = Unfinished(torch.zeros(qkv.shape[1] * case.head_dim, dtype=case.dtype), (weight, weight), 1e-5)
     q = operations.rotate_and_store(qkv, rotation, cache, 0, torch.zeros(2, 217, dtype=torch.int64), first)
     if not case.reproducible and not everything:
@@ -160,7 +160,7 @@ def latents(case: Case) -> None:
     cache, held = KVCache(shape, "cpu", channels), np.arange(pages)
     segments = [Segment(0, 1, 4000, held), Segment(1, 200, 300, held)]
     rotated = case.head_dim - rank
-    latent, weight = torch.zeros(201, case.head_dim, dtype=dtype), torch.zeros(rank, dtype=dtype)
+    latent, weight = torch.zeros(201, case.head_dim, dtype=dtype), torch.zeros(rank)
     projected = torch.zeros(201, case.heads, 128 + rotated, dtype=dtype)
     rotation = (torch.zeros(201, 1, rotated), torch.zeros(201, 1, rotated))
     of_queries, of_values = (HeadLinear(case.heads, *sizes, dtype) for sizes in ((128, rank), (rank, 128)))
@@ -273,11 +273,12 @@ def other_kernels(case: Case, everything: bool) -> None:
         return
     states(dtype, everything=True)
     x = torch.zeros(4, 4096, dtype=dtype)
-    operations.add_norm(x, x, x[0], 1e-5)
+    weight_of_norm = torch.zeros(4096)
+    operations.add_norm(x, x, weight_of_norm, 1e-5)
     if everything:
-        operations.add_norm(x, None, x[0], 1e-5)
+        operations.add_norm(x, None, weight_of_norm, 1e-5)
     operations.swiglu(x, 2048)
-    operations.add_norm_float8(x, x, x[0], 1e-5)
+    operations.add_norm_float8(x, x, weight_of_norm, 1e-5)
     operations.swiglu_float8(x, 2048)
     rows_to_float8(x)
     logits, numbers = torch.zeros(4, 151_936), torch.zeros(4)
