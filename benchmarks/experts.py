@@ -31,7 +31,11 @@ from tandem.worker.model.quantization import QuantizedWeight
 
 HIDDEN = 2048
 EXPERTS = Experts(count=128, per_token=8, intermediate_size=768, normalized=True)
-KINDS = {"bfloat16": None, "int8": Quantization(8, 32), "int4": Quantization(4, 32)}  # as Q8_0 and Q4_0 are stored
+KINDS = {
+    "bfloat16": None,
+    "int8": Quantization(8, 32),
+    "int4": Quantization(4, 32, "int4"),
+}  # as Q8_0 and Q4_0 are stored
 
 
 @functools.cache
@@ -42,7 +46,7 @@ def numbers(rows: int, columns: int, kind: Quantization | None) -> torch.Tensor 
     dtype, most = (torch.int8, 127) if kind.bits == 8 else (torch.uint8, 15)
     q = torch.randint(0, most, (rows, columns), dtype=dtype)
     scale = torch.full((rows, columns // kind.group), 0.0004 if kind.bits == 8 else 0.006, dtype=torch.float16)
-    return Grouped(kind, q, scale, None if kind.bits == 8 else scale * -8)
+    return Grouped(kind, q, scale, None)
 
 
 def fill(linear: Linear, kind: Quantization | None) -> None:
@@ -69,14 +73,14 @@ def measure(kind: Quantization | None, options: argparse.Namespace) -> dict[str,
             fill(linear, kind)
     layer.join()
     assert not layer.apart, layer.apart
-    ways = {"together": layer._joined, "apart": None}
+    ways = {"together": layer.joined, "apart": None}
     results = {}
     for rows in options.rows:
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(options.rounds + 1):
             x = torch.randn(rows, HIDDEN)
             for way, joined in ways.items():
-                layer._joined = joined
+                layer.joined = joined
                 began = time.perf_counter()
                 layer(x)
                 seconds[way].append(time.perf_counter() - began)

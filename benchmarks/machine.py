@@ -83,7 +83,13 @@ def save(benchmark: str, options: argparse.Namespace, results: object) -> None:
     RESULTS.mkdir(exist_ok=True)
     path = _path_today(benchmark, options.machine)
     arguments = {name: value for name, value in vars(options).items() if isinstance(value, (str, int, float, list))}
-    here = {name: _shown(value) for name, value in arguments.items() if isinstance(value, str)}
+    here: dict[str, object] = {
+        name: _shown(value)
+        if isinstance(value, str)
+        else [_shown(each) if isinstance(each, str) else each for each in value]
+        for name, value in arguments.items()
+        if isinstance(value, (str, list))
+    }
     record = {
         "benchmark": benchmark,
         "measured": now.isoformat(timespec="seconds"),

@@ -3,6 +3,7 @@
 decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median of `--steps` steps, of a single one of
            four times as many, since these are short beside what disturbs them
 prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
+greedy     how many of the tokens that follow the first 1, 2, .. of `ALIKE` random ones are llama.cpp's
 reading    of a step of one sequence: the bytes of its weights, all experts' included, over its time; beside what two
            threads read of other memory between such steps
 
@@ -39,7 +40,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 BATCHES = {1: 4, 8: 1, 16: 1}  # sequences of a step, and how many times `--steps` of them are measured
 ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
 READ = 1 << 27  # numbers of 8 bytes that tell how quickly memory is read
+ALIKE = 24  # ids after which both engines choose the next
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
+GREEDY_PROMPT = [3 + 7919 * place % 31000 for place in range(ALIKE)]
 KINDS = {  # of the file -> what our engine is told beside
     "F32": {"dtype": "float32"},
     "BF16": {"dtype": "bfloat16"},
@@ -52,7 +55,7 @@ KINDS = {  # of the file -> what our engine is told beside
 }
 
 
-def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, float]:
+def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
 
@@ -80,7 +83,16 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
         engine.submit(Request.make(number, prompt, Sampling(temperature=0.0), Stopping(max_tokens=tokens), bypass=True))
 
     read = built.weight_bytes - (0 if built.config.tie_embeddings else embedding_bytes(built.engine))
-    result: dict[str, float] = {"weight_bytes": built.weight_bytes, "bytes_of_a_step": read}
+    result: dict[str, Any] = {"weight_bytes": built.weight_bytes, "bytes_of_a_step": read}
+    chosen: dict[int, int] = {}
+    for length in range(1, ALIKE + 1):
+        prompt = np.array(GREEDY_PROMPT[:length], np.int32)
+        engine.submit(Request.make(length, prompt, Sampling(temperature=0.0), Stopping(max_tokens=1), bypass=True))
+    while engine.has_work:
+        step = engine.step()
+        chosen |= dict(zip(step.numbers.tolist(), step.sampled.ids.tolist(), strict=True))
+    result["greedy"] = [chosen[length] for length in range(1, ALIKE + 1)]
+    number = ALIKE
     for length in options.prompts:
         rates = []
         for _ in range(options.rounds + 1):
@@ -118,23 +130,26 @@ def embedding_bytes(engine: Any) -> int:
     return sum(weight.nbytes for weight in (*embedding.parameters(), *embedding.buffers()))
 
 
-def in_process(command: list[str], environment: dict[str, str]) -> dict[str, float] | str:
+def in_process(command: list[str], environment: dict[str, str]) -> dict[str, Any] | str:
     """The last line of a process as JSON, or why there is none."""
     done = subprocess.run(command, capture_output=True, text=True, env={**environment, **os.environ}, check=False)
     if done.returncode:
         return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    answer: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
 
 
-def medians(answers: list[dict[str, float] | str]) -> dict[str, float] | str:
-    """Of each number; or why there is none."""
-    measured: list[dict[str, float]] = []
+def medians(answers: list[dict[str, Any] | str]) -> dict[str, Any] | str:
+    """Of each number, and of lists the first; or why there is none."""
+    measured: list[dict[str, Any]] = []
     for answer in answers:
         if isinstance(answer, str):
             return answer
         measured.append(answer)
-    return {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+    return {
+        name: first if isinstance(first, list) else statistics.median(each[name] for each in measured)
+        for name, first in measured[0].items()
+    }
 
 
 def main() -> None:
@@ -179,7 +194,7 @@ def main() -> None:
     benchmark = "models-mistralrs" if options.mistralrs else "models-shapes" if options.add else benchmark
     results: dict[str, dict[str, dict[str, Any]]] = saved_today(benchmark, options.machine) if options.add else {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
-    work = json.dumps([list(BATCHES.items()), options.prompts, options.context, CLOCKS[options.clock]])
+    work = json.dumps([list(BATCHES.items()), options.prompts, options.context, CLOCKS[options.clock], GREEDY_PROMPT])
     print(f"| shape | kind | {' | '.join(measured(options.prompts))} |")
     print(f"|---|---|{'---|' * (len(BATCHES) + len(options.prompts))}", flush=True)
     with tempfile.TemporaryDirectory(prefix="tandem-models-") as temporary:
@@ -219,7 +234,10 @@ def main() -> None:
                 if isinstance(answer[side], str):
                     print(f"{side}: {answer[side]}", file=sys.stderr)
             ours, other = answer["tandem"], answer["llama.cpp"]
+            greedy = [answer[side].pop("greedy", []) for side in commands if isinstance(answer[side], dict)]
             if isinstance(ours, dict) and isinstance(other, dict):
+                answer["greedy"] = sum(map(int.__eq__, *greedy[:2]))
+                print(f"  greedy ids that are llama.cpp's: {answer['greedy']} of {ALIKE}")
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}
             for peer in ("vllm", "mistralrs"):
                 if isinstance(ours, dict) and isinstance(found := answer.get(peer), dict):

@@ -1,14 +1,15 @@
 """Other people's engines in process: scripts for interpreters that have them, which measure what `models.py` does.
 
 Each is called with a model, threads, rounds, steps and, as JSON, batches with the factor of their steps, the lengths of
-prompts, the context and the clock. Its last line is the tokens/s of each as JSON.
+prompts, the context, the clock, and ids after each of which llama.cpp also tells what follows. Its last line is the
+tokens/s of each as JSON.
 """
 
 LLAMA_CPP = """
 import ctypes, json, math, statistics, sys, time
 import llama_cpp as l
 path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock = json.loads(sys.argv[5])
+batches, prompts, context, clock, greedy = json.loads(sys.argv[5])
 clock = getattr(time, clock)
 quiet = l.llama_log_callback(lambda *a: None)  # kept: llama.cpp calls it as long as it runs
 l.llama_log_set(quiet, ctypes.c_void_p(0))
@@ -34,7 +35,10 @@ def decode(rows):
     return seconds
 def clear():
     l.llama_memory_clear(l.llama_get_memory(ctx), True)
-result = {}
+decode([(token, place, 0, 1) for place, token in enumerate(greedy)])
+rows = [l.llama_get_logits_ith(ctx, place) for place in range(len(greedy))]
+words = l.llama_vocab_n_tokens(l.llama_model_get_vocab(model))
+result = {"greedy": [max(range(words), key=row.__getitem__) for row in rows]}
 for length in prompts:
     rates = []
     for _ in range(rounds + 1):
@@ -53,7 +57,7 @@ print(json.dumps(result))
 VLLM = """
 import json, statistics, sys, time
 folder, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock = json.loads(sys.argv[5])
+batches, prompts, context, clock, _ = json.loads(sys.argv[5])
 clock = getattr(time, clock)
 from vllm import LLM, SamplingParams
 most = max(*prompts, 16 * context)
@@ -101,7 +105,7 @@ import itertools, json, os, statistics, string, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from mistralrs import ChatCompletionRequest, Runner, Which
 path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock = json.loads(sys.argv[5])
+batches, prompts, context, clock, _ = json.loads(sys.argv[5])
 clock = getattr(time, clock)
 most = max(batches)[0]
 with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:

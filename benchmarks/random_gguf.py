@@ -27,14 +27,15 @@ _BLOCKS: dict[str, tuple[int, int, dict[int, float], dict[int, int]]] = {
 _WIDER = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}
 
 
-def _config(shape: Shape, layers: int) -> Any:
+def config_of(shape: Shape, layers: int) -> Any:
+    """What transformers makes the first `layers` of."""
     settings = shape.settings(layers)
     return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
 def write_config(folder: Path, shape: Shape, layers: int) -> None:
     """The `config.json` of a model, for who makes random weights himself."""
-    config = _config(shape, layers)
+    config = config_of(shape, layers)
     with torch.device("meta"):
         config.architectures = [type(transformers.AutoModelForCausalLM.from_config(config)).__name__]
     config.save_pretrained(folder)
@@ -44,7 +45,7 @@ def write_gguf(path: Path, kind: str, shape: Shape, layers: int) -> None:
     """A model of random weights, of matrices of a kind, and a vocabulary of words. The output of Q4_0 is Q8_0, as
     llama.cpp's own files have more bits there; Q4_K_M is Q4_K, and Q6_K in the output and, in every second layer, in
     values and down. Rows that no blocks fit are of the next kind that does."""
-    config = _config(shape, layers)
+    config = config_of(shape, layers)
     ways = {"attn_implementation": "eager", "experts_implementation": "eager"}
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **ways)

@@ -61,6 +61,8 @@ _QWEN35 = {
     **{"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2},
     **{"linear_num_value_heads": 16, "tie_word_embeddings": True},
 }
+# As llama.cpp's converter takes it: a Llama, without the scaling of RoPE that its files cannot say.
+_AS_LLAMA = {"model_type": "llama", "rope_scaling": None}
 
 # llama.cpp takes which layers are of which kind for granted, so that some need four of them, and fewer experts.
 SHAPES = {
@@ -91,4 +93,14 @@ SHAPES = {
     "granite4-h-tiny": Shape(GRANITE, 6),
     "nemotron-h-9b": Shape(NEMOTRON, 4, {"hybrid_override_pattern": "M-*-"}),
     "falcon-h1-0.5b": Shape(FALCON, 18),
+    "qwen2.5-7b": _of("Qwen2.5-7B", 2),
+    "olmo3-7b": _of("Olmo-3-7B", 4),
+    "seed-oss-36b": _of("Seed-OSS-36B", 1),
+    "internlm3-8b": _of("internlm3-8b", 2, **_AS_LLAMA),
+    "qwen2-moe-a2.7b": _of("Qwen1.5-MoE-A2.7B", 2),
+    "granite3.1-3b-a800m": _of("granite-3.1-3b-a800m", 6),
+    "glm4.5-air-64e": _of("GLM-4.5-Air", 2, n_routed_experts=64),
+    "minimax-m2-64e": _of("MiniMax-M2", 2, num_local_experts=64),
+    "deepseek-v3-32e": _of("DeepSeek-V3", 2, first_k_dense_replace=1, n_routed_experts=32),
+    "qwen3-next-128e": Shape(DELTA_NETS["Qwen3-Next-80B-A3B"][0], 4, {"num_experts": 128}),
 }

@@ -7,10 +7,14 @@
 //     down       some outputs of one expert, for all of its pairs       [pairs, hidden]
 //     sum        a row: the answers of its experts by their shares, in the order of their numbers
 //
-// Threads take what comes next, so that they end together whoever was chosen. An expert's matrices are read once, and only
+// A thread has a share of the outputs that lie behind each other, which it takes in their order: memory is read quickest in
+// one stream. Where it is done before the others, it takes the last ones of theirs, so that all end together whoever was
+// chosen. An expert's matrices are read once, and only
 // those of experts that somebody chose. As many pairs as there is room for are computed at once, all of an expert's among
 // them. A number is computed by the same instructions in the same order whatever is computed beside it, so a row's bits
 // depend neither on the others nor on how many threads there are.
+
+#include <omp.h>
 
 #include "gates.h"
 #include "matrices.h"
@@ -135,6 +139,34 @@ static int64_t sort(const Experts *e, const int64_t *chosen, int64_t rows, const
     return active;
 }
 
+// ---------------------------------------------------------------------------------------------------- shares
+
+// The pieces of work that a thread has left: from the lower 32 bits of `left` to before the upper ones.
+typedef struct {
+    uint64_t left;
+    char apart[56];  // so that threads write to different lines of the cache
+} Share;
+
+static void give_share(Share *shares, int64_t pieces) {
+    const uint64_t threads = (uint64_t)omp_get_num_threads(), own = (uint64_t)omp_get_thread_num();
+    const uint64_t first = (uint64_t)pieces * own / threads, last = (uint64_t)pieces * (own + 1) / threads;
+    __atomic_store_n(&shares[own].left, last << 32 | first, __ATOMIC_RELAXED);
+}
+
+// The next piece of the own share, or the last one of another's; -1 if none is left.
+static int64_t take_piece(Share *shares) {
+    const int threads = omp_get_num_threads(), own = omp_get_thread_num();
+    for (int n = 0; n < threads; n++) {
+        uint64_t *of = &shares[(own + n) % threads].left, left = __atomic_load_n(of, __ATOMIC_RELAXED), rest;
+        while ((uint32_t)left < left >> 32) {
+            rest = n ? left - (1ull << 32) : left + 1;
+            if (__atomic_compare_exchange_n(of, &left, rest, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+                return n ? (int64_t)(rest >> 32) : (int64_t)(uint32_t)left;
+        }
+    }
+    return -1;
+}
+
 // ---------------------------------------------------------------------------------------------------- products
 
 static void quantize_row(const Matrix *m, const Inputs *in, const float *x, int64_t row) {
@@ -249,9 +281,10 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
     const int64_t up_words = arranged_words(up), down_words = arranged_words(down), up_width = width_of(up),
                   down_width = width_of(down), up_parts = parts_of(up), down_parts = parts_of(down);
     const int64_t columns = (e->hidden + COLUMNS - 1) / COLUMNS;
+    Share up_shares[threads], down_shares[threads];
 #pragma omp parallel num_threads(threads) if (rows * e -> per_row * e->hidden * e->inner > WORTH)
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t row = 0; row < rows; row++) {
             if (is_quantized(up)) quantize_row(up, &r.entering, x, row);
             memset(out + row * e->hidden, 0, (size_t)e->hidden * sizeof(float));
@@ -260,6 +293,9 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
             const int32_t begin = r.first[r.active[from]];
             for (to = from + 1; to < active && r.first[r.active[to] + 1] - begin <= most;) to++;
             const int64_t pairs = r.first[r.active[to - 1] + 1] - begin, here = to - from;
+            give_share(up_shares, here * up_parts);
+            give_share(down_shares, here * down_parts);
+#pragma omp barrier
             if (up->bits == WIDE || pairs > here) {
 #pragma omp for schedule(dynamic)
                 for (int64_t i = from; i < to; i++) {
@@ -267,13 +303,13 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
                     arrange(up, &r.entering, r.order, at, own, r.entering.arranged + (at - begin) * up_words);
                 }
             }
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < here * up_parts; i++) {
+            for (int64_t i; (i = take_piece(up_shares)) >= 0;) {
                 const int64_t expert = r.active[from + i / up_parts], at = r.first[expert];
                 multiply(up + expert, &r.entering, r.order, at, r.first[expert + 1] - at,
                          r.entering.arranged + (at - begin) * up_words, r.gate_up + (at - begin) * up_width,
                          i % up_parts);
             }
+#pragma omp barrier
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < pairs; i++) {
                 const float *bias = up[r.expert[begin + i]].bias;
@@ -287,13 +323,13 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
                     arrange(down, &r.between, 0, at - begin, own, r.between.arranged + (at - begin) * down_words);
                 }
             }
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < here * down_parts; i++) {
+            for (int64_t i; (i = take_piece(down_shares)) >= 0;) {
                 const int64_t expert = r.active[from + i / down_parts], at = r.first[expert];
                 multiply(down + expert, &r.between, 0, at - begin, r.first[expert + 1] - at,
                          r.between.arranged + (at - begin) * down_words, r.answers + (at - begin) * down_width,
                          i % down_parts);
             }
+#pragma omp barrier
 #pragma omp for schedule(static) collapse(2)
             for (int64_t row = 0; row < rows; row++)
                 for (int64_t n = 0; n < columns; n++) {
