@@ -260,8 +260,8 @@ class AttentionPlan:
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """Makes `cap tanh(x / cap)` of float32 `x`, in place. tanh's bits do not depend on the place of a number, and it keeps
-    all digits of small ones, as `1 - 2 / (1 + exp(2 x / cap))` does not."""
+    """Makes `cap tanh(x / cap)` of float32 `x`, in place. The bits of tanh do not depend on the place of a number, and
+    small ones keep all their digits; `1 - 2 / (1 + exp(2 x / cap))` would lose some."""
     return x.div_(cap).tanh_().mul_(cap)
 
 
