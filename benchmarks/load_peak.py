@@ -13,6 +13,7 @@ interpreter, torch and our own modules) and whole.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
 import subprocess
@@ -156,9 +157,11 @@ def resident(field: str) -> int:
 
 
 def load(path: Path) -> dict[str, float]:
-    """Loads the file in this process."""
-    import torch
+    """Loads the file in this process, which has imported what an engine has."""
+    from tandem.worker.engine.process.torch_import import import_torch
 
+    torch = import_torch("cpu")
+    importlib.import_module("tandem.worker.engine.process.build")
     from tandem.worker.checkpoints import open_checkpoint
     from tandem.worker.model.loading import load_transformer
 

@@ -277,7 +277,7 @@ def test_rows_of_no_segment_give_zeros(operations: Operations):
     assert out[2].any()
 
 
-@pytest.mark.parametrize("cap", [0.5, 30.0])
+@pytest.mark.parametrize("cap", [0.5, 50.0])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_capped_scores_are_those_of_float64_with_the_same_bits_in_any_company(
     operations: Operations, layout: tuple[int, int, int], cap: float
@@ -289,7 +289,7 @@ def test_capped_scores_are_those_of_float64_with_the_same_bits_in_any_company(
         stored = cache.shape.format
         wanted = exact_pages(sequence.q, cache.keys[0], cache.values[0], stored, segments, scene.scale, 70, cap)
         (ours,) = scene.attend([(sequence, 0, sequence.length)])
-        assert (ours - wanted).abs().max() < 1e-5  # of a sum near 1 that tanh is made of, times the cap
+        assert (ours - wanted).abs().max() < 2e-6  # without a cap 8e-7; of 1 - 2 / (1 + exp(2 x)) alone 6e-6
     assert_same_bits(scene)
 
 

@@ -2,6 +2,10 @@
 interpreter, and strict where that would read whatever lies there: pages, places, rows and partials must be ones that
 there are.
 
+As with the kernels, a row's bits do not depend on the others: `F.silu`, `sigmoid`, `softplus` and `exp2` of a processor
+depend on a number's place, and its products on how many rows and keys they have. Attention is therefore computed query
+by query; products are the same for multiples of four rows, to which steps are padded.
+
 How the kernels themselves compute is tested elsewhere (`tests/worker_svc/model/cuda/kernels`).
 """
 
@@ -9,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +21,7 @@ import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, scales, to_float8
 from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.model.activations import gelu_tanh, sigmoid, silu
 from tandem.worker.model.attention import oldest_seen
 from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS
@@ -48,12 +53,12 @@ def _add_norm(a: Any, grid: Grid) -> None:
 def _swiglu(a: Any, grid: Grid) -> None:
     gate, up = a.gate_up.view(grid[0], 2, a.size).float().unbind(1)
     assert a.BLOCK * grid[1] >= a.size
-    a.out.view(grid[0], a.size).copy_(torch.nn.functional.silu(gate) * up)
+    a.out.view(grid[0], a.size).copy_(silu(gate) * up)
 
 
 def _swiglu_float8(a: Any, grid: Grid) -> None:
     gate, up = a.gate_up.view(grid[0], 2, a.size).float().unbind(1)
-    _store_as_float8(a.out, a.scale, (torch.nn.functional.silu(gate) * up).to(a.gate_up.dtype))
+    _store_as_float8(a.out, a.scale, (silu(gate) * up).to(a.gate_up.dtype))
 
 
 def _store_as_float8(q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
@@ -256,10 +261,15 @@ def _choose_places(a: Any, grid: Grid) -> None:
         a.places[row, : len(chosen)] = _token_places(a, row, end)[chosen]
 
 
-def _softmax(
-    a: Any, block: list[int], kv_head: int, first: int, end: int, window: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The softmax in progress of a block over the keys `first` to `end`: m, l, o by line; and where its lines are."""
+Softmax = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # in progress: m, l, o by line
+
+
+def _exp2(x: torch.Tensor) -> torch.Tensor:
+    return (x * math.log(2)).exp()
+
+
+def _softmax(a: Any, block: list[int], kv_head: int, first: int, end: int, window: int) -> Softmax:
+    """That of a block over the keys `first` to `end`."""
     row, count, position, table = block[:4]
     assert count > 0 and count * a.GROUP <= a.M and row + count <= len(a.q), "queries that are not there"
     assert a.q.shape[1] == a.HEADS <= a.KV_HEADS * a.GROUP and a.out.shape[2] == (a.LATENT or a.D)
@@ -274,41 +284,63 @@ def _softmax(
         for parts in (_parts(a, "k"), _parts(a, "v"))
         for stored in (_format(a, parts[0]),)
     )
-    heads = slice(kv_head * a.GROUP, (kv_head + 1) * a.GROUP)
-    q = a.q[row : row + count, heads].float().reshape(-1, a.D)
+    q = a.q[row : row + count, kv_head * a.GROUP : (kv_head + 1) * a.GROUP].float().reshape(-1, a.D)
     at = (position + torch.arange(count)).repeat_interleave(len(q) // count)[:, None]
-    scores = q @ keys.T * a.scale
+    scores = q.clone() @ keys.T * a.scale
     if a.CAP:
         scores = a.CAP * (scores * math.log(2) / a.CAP).tanh() / math.log(2)
     scores.masked_fill_((tokens > at) | ((tokens < oldest_seen(at, window)) if window else False), NOTHING)
     m = scores.amax(-1)
-    weights = torch.exp2(scores - m.masked_fill(m == NOTHING, 0)[:, None])
-    return m, weights.sum(-1), weights @ values[:, : a.out.shape[2]], a.out[row : row + count, heads]
+    weights = _exp2(scores - m.masked_fill(m == NOTHING, 0)[:, None])
+    return m, weights.sum(-1), weights @ values[:, : a.out.shape[2]]
 
 
-def _finish(a: Any, kv_head: int, out: torch.Tensor, m: torch.Tensor, l: torch.Tensor, o: torch.Tensor) -> None:
+def _merged(splits: Iterable[Softmax]) -> Softmax:
+    """One after the other."""
+    (m, l, o), *others = splits
+    for other_m, other_l, other_o in others:
+        highest = m.maximum(other_m)
+        fades = [_exp2(each - highest.masked_fill(highest == NOTHING, 0)) for each in (m, other_m)]
+        l = l * fades[0] + other_l * fades[1]
+        o = o * fades[0][:, None] + other_o * fades[1][:, None]
+        m = highest
+    return m, l, o
+
+
+def _finish(a: Any, kv_head: int, out: torch.Tensor, softmax: Softmax) -> None:
+    """Writes the result of one or more queries to their rows of `out`."""
+    m, l, o = softmax
     if a.SINKS:
         assert a.sinks.shape == (a.KV_HEADS * a.GROUP,) and a.sinks.dtype == torch.float32
         sink = a.sinks.view(a.KV_HEADS, a.GROUP)[kv_head].repeat(len(l) // a.GROUP) / math.log(2)
-        l = l + torch.exp2(sink - m)
-    out.copy_((o / l[:, None]).view(out.shape))
+        l = l + _exp2(sink - m)
+    place = out[:, kv_head * a.GROUP : (kv_head + 1) * a.GROUP]
+    place.copy_((o / l[:, None]).view(place.shape))
 
 
 def _attend(a: Any, grid: Grid) -> None:
     assert len(grid) == 1 and a.num_jobs.numel() == 1
     for number in range(int(a.num_jobs)):
         which, first, splits, partial = a.jobs[number].tolist()
-        block = a.blocks[which].tolist()
-        end = min((first + splits) * a.SPLIT, block[2] + block[1])
-        lowest = max(0, oldest_seen(block[2], a.WINDOW)) if a.WINDOW else 0
-        for kv_head in range(a.KV_HEADS):
-            m, l, o, out = _softmax(a, block, kv_head, max(first * a.SPLIT, lowest), end, a.WINDOW)
+        row, count, position, table = a.blocks[which].tolist()[:4]
+        assert count * a.GROUP <= a.M and (partial < 0 or splits == 1)
+        for kv_head, query in itertools.product(range(a.KV_HEADS), range(count)):
+            block, end = [row + query, 1, position + query, table], position + query + 1
+            lowest = max(0, oldest_seen(position + query, a.WINDOW)) if a.WINDOW else 0
+            seen = [
+                (max(split * a.SPLIT, lowest), min((split + 1) * a.SPLIT, end))
+                for split in range(first, first + splits)
+            ]
+            found = [_softmax(a, block, kv_head, *tokens, a.WINDOW) for tokens in seen if tokens[0] < tokens[1]]
             if partial < 0:
-                _finish(a, kv_head, out, m, l, o)
+                _finish(a, kv_head, a.out[row + query : row + query + 1], _merged(found))
                 continue
-            assert partial < len(a.partial_m) and len(m) <= a.lines == a.partial_m.shape[2]
-            for place, numbers in ((a.partial_m, m), (a.partial_l, l), (a.partial_o, o)):
-                place[partial, kv_head, : len(m)] = numbers
+            heads = min(a.GROUP, a.HEADS - kv_head * a.GROUP)
+            lines = slice(query * heads, (query + 1) * heads)
+            assert partial < len(a.partial_m) and lines.stop <= a.lines == a.partial_m.shape[2]
+            nothing = torch.tensor(NOTHING), torch.tensor(0.0), torch.tensor(0.0)
+            for place, numbers in zip((a.partial_m, a.partial_l, a.partial_o), (*found, nothing)[0], strict=True):
+                place[partial, kv_head, lines] = numbers
     _merge(a, {which for which, _, _, partial in a.jobs[: int(a.num_jobs)].tolist() if partial >= 0})
 
 
@@ -318,11 +350,16 @@ def _merge(a: Any, divided: set[int]) -> None:
         row, count, _, _, first, partials = a.blocks[which].tolist()
         assert partials > 0 and first + partials <= len(a.partial_m)
         for kv_head in range(a.KV_HEADS):
-            out = a.out[row : row + count, kv_head * a.GROUP : (kv_head + 1) * a.GROUP]
-            of = (slice(first, first + partials), kv_head, slice(count * out.shape[1]))
-            m, l, o = a.partial_m[of], a.partial_l[of], a.partial_o[of]
-            fade = torch.exp2(m - m.amax(0))
-            _finish(a, kv_head, out, m.amax(0), (l * fade).sum(0), (o * fade[..., None]).sum(0))
+            lines = count * min(a.GROUP, a.HEADS - kv_head * a.GROUP)
+            stored = [
+                (
+                    a.partial_m[each, kv_head, :lines],
+                    a.partial_l[each, kv_head, :lines],
+                    a.partial_o[each, kv_head, :lines],
+                )
+                for each in range(first, first + partials)
+            ]
+            _finish(a, kv_head, a.out[row : row + count], _merged(stored))
 
 
 def _prefill(a: Any, grid: Grid) -> None:
@@ -330,8 +367,8 @@ def _prefill(a: Any, grid: Grid) -> None:
     for block in a.blocks.tolist():
         lowest = max(0, oldest_seen(block[2], a.WINDOW)) if a.WINDOW else 0
         for kv_head in range(a.KV_HEADS):
-            m, l, o, out = _softmax(a, block, kv_head, lowest, block[2] + block[1], a.WINDOW)
-            _finish(a, kv_head, out, m, l, o)
+            softmax = _softmax(a, block, kv_head, lowest, block[2] + block[1], a.WINDOW)
+            _finish(a, kv_head, a.out[block[0] : block[0] + block[1]], softmax)
 
 
 def _numbers(a: Any) -> torch.Tensor:
@@ -386,7 +423,7 @@ def _put_together(a: Any, grid: Grid, parts: torch.Tensor, scale: torch.Tensor |
         product = (parts.sum(0) * scale).to(a.out.dtype)
         if a.GATE:
             gate, up = product.float().chunk(2, 1)
-            product = torch.nn.functional.silu(gate) * up
+            product = silu(gate) * up
         a.out.copy_(product)
 
 
@@ -436,7 +473,7 @@ def _weigh(a: Any, grid: Grid) -> None:
     assert a.answers.shape == (grid[0] * a.PER_ROW, a.size) and a.BLOCK * grid[1] >= a.size
     total = torch.einsum("rth,rt->rh", a.answers.float().view(grid[0], a.PER_ROW, a.size), a.shares)
     if a.SHARED:
-        total += a.shared.float() * (torch.sigmoid(a.gate.float()) if a.GATE else 1)
+        total += a.shared.float() * (sigmoid(a.gate.float()) if a.GATE else 1)
     a.out.copy_(total)
 
 
@@ -454,9 +491,9 @@ def _pairs_of_blocks(a: Any, grid: Grid, matrix: Callable[[int], torch.Tensor]) 
             if a.GATE == CLAMPED:
                 gate, up = gate.clamp(max=a.limit), up.clamp(-a.limit, a.limit) + 1
             if a.GATE == GELU:
-                product = torch.nn.functional.gelu(gate, approximate="tanh") * up
+                product = gelu_tanh(gate) * up
             else:
-                product = gate * torch.sigmoid((a.alpha if a.GATE == CLAMPED else 1) * gate) * up
+                product = gate * sigmoid((a.alpha if a.GATE == CLAMPED else 1) * gate) * up
         if a.SQUARED:
             product = product.relu().square()
         a.out[pairs] = product.to(a.out.dtype)

@@ -1,9 +1,9 @@
 """One of several ranks, a process that has a virtual card of its own.
 
-    python -m tests.worker_svc.card.rank_on_a_card RANK RANKS STORE KIND REPRODUCIBLE
+    python -m tests.worker_svc.card.rank_on_a_card RANK RANKS STORE KIND REPRODUCIBLE [DEPENDENT]
 
-prints its answers as JSON. What ranks gather from each other goes from card to card, as with NCCL, and by the host only
-here.
+prints what `Told` has as JSON. What ranks gather from each other goes from card to card, as with NCCL, and by the host
+only here. DEPENDENT is a rank whose library lets a row's bits depend on how many there are, in steps of 320 rows.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import json
 import sys
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.cuda import products as cuda_products
+from tandem.worker.model.linear import PlainWeight
+from tandem.worker.model.operations import Products
 from tandem.worker.model.parallel import Ranks
 from tests.worker_svc.card import test_engine_on_a_card as engines
 from tests.worker_svc.card.quick import quick
@@ -30,6 +34,7 @@ from tests.worker_svc.card.virtual_card import CardTensor, VirtualCard, _unseen,
 
 # Heads that two ranks can share.
 MODELS: dict[str, Any] = {
+    "usual": engines.MODEL,
     **STATES,
     **{name: replace(engines.MODELS[name], num_heads=6) for name in ("latents", "latents of chosen tokens")},
 }
@@ -37,6 +42,15 @@ OPTIONS: dict[str, Any] = {
     "dtype": "float32", "kv_cache_tokens": 26 * 8, "page_size": 8, "max_running_requests": 4, "max_batch_tokens": 16,
     "threads": 1, "state_slots": 8,
 }  # fmt: skip
+
+
+class Told(TypedDict):
+    """What a rank tells."""
+
+    row_invariant: bool
+    products: list[str]  # by what matrices are multiplied
+    together: engines.Answers
+    alone: engines.Answers  # to the same requests, one after the other, with nothing cached
 
 
 def requests() -> list[Request]:
@@ -60,19 +74,39 @@ def between_cards(card: VirtualCard) -> Any:
     return gather
 
 
-def main(rank: int, ranks: int, store: str, kind: str, reproducible: bool) -> None:
+def dependent(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A product that adds up in another order where it has many rows."""
+    half = x.shape[1] // 2
+    if len(x) != 320:
+        return F.linear(x, w)
+    return F.linear(x[:, :half], w[:, :half]) + F.linear(x[:, half:], w[:, half:])
+
+
+def main(rank: int, ranks: int, store: str, kind: str, reproducible: bool, library: Products) -> None:
     late = timedelta(minutes=10)  # of a rank that is not coming
     dist.init_process_group("gloo", None, late, ranks, rank, dist.FileStore(store, ranks))
     group = dist.new_group(backend="gloo")
     config = EngineConfig(model="random", device="cuda", tensor_parallel=ranks, reproducible=reproducible, **OPTIONS)
-    with quick(), present(VirtualCard()) as card, patch.object(dist, "all_gather", between_cards(card)):
+    with (
+        quick(), present(VirtualCard()) as card, patch.object(dist, "all_gather", between_cards(card)),
+        patch.object(cuda_products, "LIBRARY", library),
+    ):  # fmt: skip
         with torch.no_grad():
             built = build_engine(config, checkpoint=engines.checkpoint(MODELS[kind]), ranks=Ranks(rank, ranks, group))
-        found = engines.answers(built, requests())
+        together, alone = engines.answers(built, requests()), {}
+        for request in requests():
+            built.engine.table.clear()
+            alone |= engines.answers(built, [request])
         assert not card.replays, "steps of several ranks are not recorded"
-    print(json.dumps(found), flush=True)
+    weights = [each for each in built.engine._runner.model.modules() if isinstance(each, PlainWeight)]
+    products = sorted({getattr(each.product, "__name__", "the library's") for each in weights})
+    print(json.dumps(Told(row_invariant=built.row_invariant, products=products, together=together, alone=alone)))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5] == "True")
+    is_dependent = sys.argv[1] in sys.argv[6:]
+    main(
+        int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5] == "True",
+        Products(dependent) if is_dependent else cuda_products.LIBRARY,
+    )  # fmt: skip

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from tandem.worker.model.activations import sigmoid, silu
 from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, DELTA, NO_NORM
 
 Grid = tuple[int, ...]
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    """Unlike torch's, the same wherever a number lies."""
+    return (1 + x.exp()).log()
 
 
 def _works(a: Any) -> Iterator[list[int]]:
@@ -49,17 +54,17 @@ def _enter(a: Any, grid: Grid) -> None:
     assert grid == (-(-a.count // a.T), a.UNITS + 1) and a.count <= len(a.room)
     for line in _works(a):
         slot, _, row, length, replayed, _, place = line[:7]
-        x = F.silu(_convolved(a, line))
+        x = silu(_convolved(a, line))
         for first in range(0, a.KEYS * a.KEY, a.KEY or 1):
             part = x[:, first : first + a.KEY]
             part /= (part.square().sum(-1, keepdim=True) + 1e-6).sqrt()
             part *= a.unit_by if first < a.KEYS * a.KEY // 2 else 1
         gates = a.gates[row : row + length].float()
         if a.RULE == DELTA:
-            decay = (a.rate * F.softplus(gates[:, a.HEADS : 2 * a.HEADS] + a.bias)).exp()
-            other = gates[:, : a.HEADS].sigmoid()
+            decay = (a.rate * _softplus(gates[:, a.HEADS : 2 * a.HEADS] + a.bias)).exp()
+            other = sigmoid(gates[:, : a.HEADS])
         else:
-            other = F.softplus(gates[:, : a.HEADS] * a.gate_by + a.bias).clamp(a.least, a.most)
+            other = _softplus(gates[:, : a.HEADS] * a.gate_by + a.bias).clamp(a.least, a.most)
             decay = (a.rate * other).exp()
         factors = torch.cat((decay, other), 1)
         if replayed:
@@ -100,7 +105,7 @@ def _recur(a: Any, grid: Grid) -> None:
 def _leave(a: Any, grid: Grid) -> None:
     assert grid == (len(a.given), a.SIZE // a.GROUP) and a.BLOCK >= a.GROUP
     y = a.given.view(len(a.given), -1, a.GROUP)
-    gate = F.silu(a.mixed[:, a.CHANNELS : a.CHANNELS + a.SIZE].float() * a.z_by).view(y.shape)
+    gate = silu(a.mixed[:, a.CHANNELS : a.CHANNELS + a.SIZE].float() * a.z_by).view(y.shape)
     weight = a.weight if a.SHARED else a.weight.view(-1, a.GROUP)
     assert a.NORM in (NO_NORM.value, AFTER_GATE.value, BEFORE_GATE.value)
     if BEFORE_GATE.value != a.NORM:

@@ -260,9 +260,9 @@ class AttentionPlan:
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """Makes `cap tanh(x / cap)` of float32 `x`, in place: by exp, whose bits do not depend on the place of a number."""
-    x.mul_(2 / cap).exp_().add_(1)
-    return x.reciprocal_().mul_(-2).add_(1).mul_(cap)
+    """Makes `cap tanh(x / cap)` of float32 `x`, in place. The bits of tanh do not depend on the place of a number, and
+    small ones keep all their digits; `1 - 2 / (1 + exp(2 x / cap))` would lose some."""
+    return x.div_(cap).tanh_().mul_(cap)
 
 
 def tree_sum(x: torch.Tensor) -> torch.Tensor:

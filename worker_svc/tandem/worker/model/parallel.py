@@ -76,6 +76,14 @@ class Ranks:
         """Returns the smallest of all ranks' numbers."""
         return min(self._numbers(number))
 
+    def largest(self, number: int) -> int:
+        """Returns the largest of all ranks' numbers."""
+        return max(self._numbers(number))
+
+    def all(self, told: bool) -> bool:
+        """Tells whether all ranks say so."""
+        return bool(self.smallest(told))
+
     def total(self, number: int) -> int:
         """Returns the sum of all ranks' numbers."""
         return sum(self._numbers(number))

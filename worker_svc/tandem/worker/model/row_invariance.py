@@ -4,6 +4,9 @@ It is what the model's matrix products need (on a CPU `product_rows.py` finds ou
 whole model does not show that this is enough. On a GPU every number of rows that a step of decodes is computed with is
 tried: each matrix alone (`row_trial.py`), the whole model, and the whole model as it was recorded.
 
+Ranks that share a model have other matrices, and maybe other libraries and less free memory. They try the same, since
+all must come to each sum, and only what all of them found holds.
+
 On a CPU the answer is kept for models of the same shape; it holds until the processor, a library, the number of threads
 or our own code is another (`measured_with.py`). That rows depend on each other is never kept, and said at every start.
 """
@@ -42,7 +45,7 @@ def choose_padding(runner: ModelRunner, record: Callable[[], None] = lambda: Non
     most, products = runner.model.operations.row_multiple, runner.model.operations.products
     for product in products:
         runner.model.multiply_by(product)
-        for multiple in sorted({min(runner.model.row_multiple, most), most}):
+        for multiple in sorted({runner.model.ranks.largest(min(runner.model.row_multiple, most)), most}):
             runner.forget()
             runner.row_multiple = multiple
             if _is_row_invariant(runner, record):
@@ -92,8 +95,9 @@ def _described(runner: ModelRunner) -> dict[str, object]:
 
 def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
     """Tells whether a row's bits are the same in any company, also in the steps that `record` has recorded."""
-    indexer = runner.model.config.indexer  # which most sequences below are too short for
-    if indexer is not None and _scores_by_products(runner) and not scores_ignore_company(runner.cache, indexer.heads):
+    indexer, ranks = runner.model.config.indexer, runner.model.ranks  # most sequences below are too short for one
+    chosen_by = indexer.heads if indexer is not None and _scores_by_products(runner) else 0
+    if chosen_by and not ranks.all(scores_ignore_company(runner.cache, chosen_by)):
         return False
     trial = _Trial.of(runner)
     if trial is None:
@@ -104,7 +108,7 @@ def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
             return False
         counts = runner.tried_decodes if runner.device.type == "cuda" else []
         rows = {-(-count // runner.row_multiple) * runner.row_multiple for count in (*counts, *_PREFILLS)}
-        if counts and not products_ignore_other_rows(runner.model, rows):
+        if counts and not ranks.all(products_ignore_other_rows(runner.model, rows)):
             return False
         if not trial.is_alike(trial.among_decodes(counts)):
             return False
@@ -143,8 +147,8 @@ class _Trial:
             return None
         pages = -(-length // size)
         generator = np.random.default_rng(0)
-        tokens = generator.integers(0, runner.model.config.vocab_size, length).astype(np.int32)
-        others = generator.integers(0, runner.model.config.vocab_size, most).astype(np.int32)
+        tokens = generator.integers(0, runner.model.vocab_size, length).astype(np.int32)
+        others = generator.integers(0, runner.model.vocab_size, most).astype(np.int32)
         own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, pages - (-most // size), dtype=np.int64)
         whole = runner.forward([Work(tokens, 0, own, 1)])[0].clone()
         return _Trial(runner, tokens, own, others, foreign, whole)
@@ -161,7 +165,7 @@ class _Trial:
     def is_alike(self, answers: Iterable[torch.Tensor]) -> bool:
         """Tells whether all of these logits are the expected ones; computes all, so that nothing is left to compile."""
         others = [answer for answer in answers if not torch.equal(self.whole, answer)]
-        return not others
+        return self.runner.model.ranks.all(not others)
 
     def ways(self) -> list[torch.Tensor]:
         """Computes the logits in chunks, token by token, as drafts and in a batch, and where all of a chunk's logits

@@ -43,9 +43,10 @@ class Transformer(torch.nn.Module):
         operations: Operations | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Builds the layers; `config` is that of the whole model, `self.config` that of this rank's part."""
+        """Builds the layers; `config` and `self.vocab_size` are those of the whole model, `self.config` is that of this
+        rank's part."""
         super().__init__()
-        self._ranks, self._vocab_size, first = ranks, config.vocab_size, ranks.tokens(config).start
+        self.ranks, self.vocab_size, first = ranks, config.vocab_size, ranks.tokens(config).start
         self.config = config = ranks.share(config)
         self.dtype = dtype
         self.operations = operations = operations or cpu_operations()
@@ -110,7 +111,7 @@ class Transformer(torch.nn.Module):
         logits = self.output(self._end(x, delta, cache, slots, logit_rows))
         if self._converts_logits:
             logits = logits.float()
-        logits = self._ranks.join(logits, self._vocab_size)
+        logits = self.ranks.join(logits, self.vocab_size)
         if self.config.logit_multiplier != 1:
             logits = logits * self.config.logit_multiplier
         return soft_cap_(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits

@@ -138,7 +138,7 @@ def build_engine(
         quantization=quantization_name(model),
         device=device,
         threads=threads,
-        row_invariant=bool(ranks.smallest(row_invariant)),
+        row_invariant=row_invariant,
         ranks=ranks.size,
         sampling_defaults=checkpoint.sampling_defaults,
         draft_tokens=config.draft_tokens or (DEFAULT_DRAFT_TOKENS if draft is not None else 0),

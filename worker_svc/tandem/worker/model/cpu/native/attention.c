@@ -19,13 +19,22 @@
 static const Floats *const FORMATS[INT6 + 1] = {
     [FP32] = &fp32, [BF16] = &bf16, [FP16] = &fp16, [INT4] = &int4, [FP8] = &fp8};
 
-// s [width] = cap * tanh(s / cap), where tanh(x) = 1 - 2 / (1 + e^2x).
+// s [width] = cap * tanh(s / cap), where tanh(x) = 1 - 2 / (1 + e^2x). Of a small x that leaves few digits, and its
+// series has them (https://www.netlib.org/cephes, tanhf): scores differ by little where a cap is 50.
 INLINE void soft_cap(float *s, int64_t width, float cap) {
     const __m256 one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f), most = _mm256_set1_ps(cap);
-    const __m256 doubled = _mm256_set1_ps(2.0f / cap);
+    const __m256 divided = _mm256_set1_ps(1.0f / cap), small = _mm256_set1_ps(0.625f * 0.625f);
     for (int64_t i = 0; i < width; i += 8) {
-        const __m256 power = exponential(_mm256_mul_ps(_mm256_loadu_ps(s + i), doubled));
-        const __m256 tanh = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(one, power)));
+        const __m256 x = _mm256_mul_ps(_mm256_loadu_ps(s + i), divided), square = _mm256_mul_ps(x, x);
+        const __m256 power = exponential(_mm256_add_ps(x, x));
+        const __m256 far = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(one, power)));
+        __m256 near = _mm256_set1_ps(-5.70498872745e-3f);
+        near = _mm256_fmadd_ps(near, square, _mm256_set1_ps(2.06390887954e-2f));
+        near = _mm256_fmadd_ps(near, square, _mm256_set1_ps(-5.37397155531e-2f));
+        near = _mm256_fmadd_ps(near, square, _mm256_set1_ps(1.33314422036e-1f));
+        near = _mm256_fmadd_ps(near, square, _mm256_set1_ps(-3.33332819422e-1f));
+        near = _mm256_fmadd_ps(_mm256_mul_ps(near, square), x, x);
+        const __m256 tanh = _mm256_blendv_ps(far, near, _mm256_cmp_ps(square, small, _CMP_LT_OQ));
         _mm256_storeu_ps(s + i, _mm256_mul_ps(tanh, most));
     }
 }

@@ -75,10 +75,18 @@ INLINE __m512 wide_exponential(__m512 x) {
 // As `soft_cap`, times `unit`.
 INLINE void wide_soft_cap(float *s, int64_t width, float cap, float unit) {
     const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), most = _mm512_set1_ps(cap * unit);
-    const __m512 doubled = _mm512_set1_ps(2.0f / cap);
+    const __m512 divided = _mm512_set1_ps(1.0f / cap), small = _mm512_set1_ps(0.625f * 0.625f);
     for (int64_t i = 0; i < width; i += 16) {
-        const __m512 power = wide_exponential(_mm512_mul_ps(_mm512_load_ps(s + i), doubled));
-        const __m512 tanh = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, power)));
+        const __m512 x = _mm512_mul_ps(_mm512_load_ps(s + i), divided), square = _mm512_mul_ps(x, x);
+        const __m512 power = wide_exponential(_mm512_add_ps(x, x));
+        const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, power)));
+        __m512 near = _mm512_set1_ps(-5.70498872745e-3f);
+        near = _mm512_fmadd_ps(near, square, _mm512_set1_ps(2.06390887954e-2f));
+        near = _mm512_fmadd_ps(near, square, _mm512_set1_ps(-5.37397155531e-2f));
+        near = _mm512_fmadd_ps(near, square, _mm512_set1_ps(1.33314422036e-1f));
+        near = _mm512_fmadd_ps(near, square, _mm512_set1_ps(-3.33332819422e-1f));
+        near = _mm512_fmadd_ps(_mm512_mul_ps(near, square), x, x);
+        const __m512 tanh = _mm512_mask_blend_ps(_mm512_cmp_ps_mask(square, small, _CMP_LT_OQ), far, near);
         _mm512_store_ps(s + i, _mm512_mul_ps(tanh, most));
     }
 }
