@@ -72,6 +72,21 @@ def put_into_panels(rows: torch.Tensor, panels: torch.Tensor) -> None:
     )
 
 
+def rows_of_panels(ids: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
+    """Rows `ids [n]` int64 of contiguous `panels [.., steps, beside, words, 16]`, `beside` of which lie side by side:
+    `[n, steps * words]` of their dtype. Raises IndexError for rows that they do not have."""
+    assert panels.is_contiguous() and panels.itemsize in (1, 2, 4)
+    steps, beside, words, _ = panels.shape[1:]
+    ids = ids.contiguous()
+    rows = torch.empty((len(ids), steps * words), dtype=panels.dtype)
+    all_panels = len(panels) * beside
+    if calls().tandem_panel_rows(
+        panels.itemsize, panels.data_ptr(), all_panels, steps, beside, words, ids.data_ptr(), len(ids), rows.data_ptr()
+    ):
+        raise IndexError(f"rows {ids.tolist()} of a matrix of {all_panels * PANEL}")
+    return rows
+
+
 def quantized_product(
     x: torch.Tensor,
     weight: torch.Tensor,

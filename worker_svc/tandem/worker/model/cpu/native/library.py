@@ -20,6 +20,7 @@ _FUNCTIONS: dict[str, Signature] = {
         _NUMBER,
     ),
     "rotations": ([_POINTER, *[_SIZE] * 2, _POINTER, _SIZE, *[_POINTER] * 2], _NUMBER),
+    "panel_rows": ([_NUMBER, _POINTER, *[_SIZE] * 4, _POINTER, _SIZE, _POINTER], _NUMBER),
     "fill_panels": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 2, _NUMBER], None),
     "allow_wide": ([_NUMBER], _NUMBER),
     "allow_wide_attention": ([_NUMBER], _NUMBER),

@@ -1,4 +1,4 @@
-// Puts rows of a matrix into panels of 16, as products read them, and takes quantized ones out again as fp32.
+// Puts rows of a matrix into panels of 16, as products read them, and takes them out again, quantized ones as fp32.
 
 #include "operations.h"
 #include "quantized_narrow.h"
@@ -23,6 +23,31 @@ void tandem_fill_panels(int size, const void *rows, void *to, int64_t panels, in
 #pragma omp parallel for schedule(static) num_threads(threads)
         FILL(uint32_t)
     }
+}
+
+#define TAKE(TYPE)                                                                                                     \
+    for (int64_t n = 0; n < count; n++) {                                                                              \
+        const int64_t id = ids[n], panel = id / PANEL % beside;                                                        \
+        const TYPE *from = (const TYPE *)panels + ((id / PANEL - panel) * steps + panel) * words * PANEL + id % PANEL; \
+        TYPE *out = (TYPE *)to + n * steps * words;                                                                    \
+        for (int64_t step = 0; step < steps; step++, from += beside * words * PANEL)                                   \
+            for (int64_t i = 0; i < words; i++) *out++ = from[i * PANEL];                                              \
+    }
+
+// Rows `ids` [count] of panels [.., steps, beside, words, 16] of numbers of `size` bytes, `all` panels in all -> to [count,
+// steps * words]. Returns 0, or 1 where there is no such row.
+int tandem_panel_rows(int size, const void *panels, int64_t all, int64_t steps, int64_t beside, int64_t words,
+                      const int64_t *ids, int64_t count, void *to) {
+    for (int64_t n = 0; n < count; n++)
+        if (ids[n] < 0 || ids[n] >= all * PANEL) return 1;
+    if (size == 1) {
+        TAKE(uint8_t)
+    } else if (size == 2) {
+        TAKE(uint16_t)
+    } else {
+        TAKE(uint32_t)
+    }
+    return 0;
 }
 
 // Number `column` of a panel's row, as it is stored; those of 6 bits as `two_of_six_bits` has them.
