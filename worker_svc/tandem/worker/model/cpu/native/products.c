@@ -23,8 +23,8 @@
 #include "operations.h"
 #include "quantized_narrow.h"
 
-#define ROWS 6              // of a tile: 12 sums in 16 registers
-#define OWN_WORDS (1 << 14)  // of 32 bits: up to so long a thread quantizes a single row for itself
+#define ROWS 6               // of a tile: 12 sums in 16 registers
+#define OWN_WORDS (1 << 14)  // of 32 bits: a single row of so many at most is quantized by each thread for itself
 
 static int wide_allowed = 1;
 
@@ -319,7 +319,7 @@ static void one_row(const Product *with, int bits, int64_t group, const float *x
     for (int part = 0; part < threads; part++) {
         const int64_t first = first_of(with->panels, part, threads), last = first_of(with->panels, part + 1, threads);
         int32_t own[OWN_WORDS];
-        float *scale = (float *)(own + how->words), *sum = scale + how->groups;
+        float scale[OWN_WORDS / 4], sum[OWN_WORDS / 4];  // a group has four words at least
         Product p = *with;
         p.x = own, p.x_scale = scale, p.x_sum = sum;
         ask_for(p.weight + first * how->groups * group * PANEL * bits / 8);
@@ -354,7 +354,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                        .half = half,
                        .per_channel = per_channel,
                        .less = how.less};
-    if (rows == 1 && how.words + 2 * groups <= OWN_WORDS) {
+    if (rows == 1 && how.words <= OWN_WORDS) {
         one_row(&p, bits, group, x, &how, threads);
         return;
     }
