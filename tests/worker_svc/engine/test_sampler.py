@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 
 from tandem.worker.engine.randomness import uniform
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
-from tandem.worker.engine.sampler import Rows, Sampled, SamplingTable
+from tandem.worker.engine.sampler import Rows, Sampled, SamplingTable, launch
 from tandem.worker.engine.sampler import sample as sample_rows
 from tandem.worker.engine.sampling import Sampling
 
@@ -254,3 +254,45 @@ def test_the_samples_of_a_prompt_share_their_lists():
     assert all(each.allowed_ids is lists[0].allowed_ids and each.banned_ids is lists[0].banned_ids for each in lists)
     assert (lists[0].allowed_ids.tolist(), lists[0].banned_ids.tolist()) == (list(range(20)), [3, 4])
     assert (other.allowed_ids.tolist(), other.banned_ids.tolist()) == ([7], [])
+
+
+GREEDY = Sampling(temperature=0.0)
+LARGEST = 7  # the largest logit's id in the next test
+
+
+@pytest.mark.parametrize(
+    ("sampling", "options", "expected"),
+    [
+        pytest.param(GREEDY, {}, LARGEST, id="plain"),
+        pytest.param(Sampling(temperature=0.0, logit_bias=((9, 50.0),)), {}, 9, id="bias"),
+        pytest.param(Sampling(temperature=0.0, banned_ids=(LARGEST,)), {}, 8, id="banned"),
+        pytest.param(Sampling(temperature=0.0, allowed_ids=(3, 4)), {}, 4, id="allowed"),
+        pytest.param(Sampling(temperature=0.0, banned_sequences=((3, LARGEST),)), {}, 8, id="banned sequence"),
+        pytest.param(
+            Sampling(temperature=0.0, repetition_penalty=100.0), {"prompt": (1, LARGEST)}, 8, id="repetition penalty"
+        ),
+        pytest.param(
+            GREEDY,
+            {"stopping": Stopping(4, min_tokens=1, stop_ids=frozenset((LARGEST,)))},
+            8,
+            id="a stop before min_tokens",
+        ),
+        pytest.param(GREEDY, {"stopping": Stopping(4, stop_ids=frozenset((LARGEST,)))}, LARGEST, id="a stop"),
+        pytest.param(GREEDY, {"logprobs": LogprobOptions(sampled=True)}, LARGEST, id="logprobs"),
+    ],
+)
+def test_who_takes_the_largest_logit_gets_all_else_that_is_asked_for(
+    sampling: Sampling, options: dict[str, object], expected: int
+) -> None:
+    logits = torch.linspace(1, 2, VOCABULARY).flip(0).roll(LARGEST)
+    logits[:LARGEST] = torch.linspace(-3, -2, LARGEST)
+    asked = {"stopping": Stopping(4), "logprobs": LogprobOptions(), "prompt": (1, 2, 3)} | options
+    one = Request.make(0, asked.pop("prompt"), sampling, **asked)
+    beside = Request.make(1, (1, 2), GREEDY, Stopping(4))
+    for company in ([one], [one, beside]):
+        rows = Rows.next_tokens(company)
+        made = launch(logits.expand(len(company), -1).clone(), rows, SamplingTable(2))
+        told = made.read()
+        assert told.ids.tolist() == made.ids.tolist() == [expected, LARGEST][: len(company)]
+        assert np.isnan(told.logprobs).tolist() == [not one.logprobs.wanted, True][: len(company)]
+        assert told.finite.all() and told.possible.all()

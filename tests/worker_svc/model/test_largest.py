@@ -53,3 +53,20 @@ def test_a_row_has_the_same_alone_and_in_company() -> None:
     for row in range(len(x)):
         alone = native.largest(x[row : row + 1], 512)
         assert torch.equal(alone[0][0], values[row]) and torch.equal(alone[1][0], places[row])
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 33, 1000, 32_001])
+def test_the_first_largest_is_numpys_also_of_rows_that_lie_apart(size: int) -> None:
+    of_all_kinds = kinds(2, size)
+    of_all_kinds["a NaN behind an infinite one"] = of_all_kinds["one infinite"].index_fill(
+        1, torch.tensor([size - 1]), float("nan")
+    )
+    of_all_kinds["all NaN"] = torch.full((2, size), float("nan"))
+    x = torch.cat(list(of_all_kinds.values()))
+    wide = torch.full((len(x), size + 5), INFINITY)
+    wide[:, :size] = x
+    expected_places = x.numpy().argmax(axis=-1)
+    for given in (x, wide[:, :size]):
+        places, finite = native.first_largest(given)
+        assert places.tolist() == expected_places.tolist()
+        assert finite.tolist() == np.isfinite(x.numpy()[np.arange(len(x)), expected_places]).tolist()

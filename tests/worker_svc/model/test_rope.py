@@ -136,3 +136,10 @@ def test_rotation_of_half_precision_rounds_only_the_result() -> None:
     x = torch.randn(64, 2, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
     exact = rotate(x.float(), *table.at(positions))
     assert torch.equal(rotate(x, *table.at(positions)), exact.bfloat16())
+
+
+def test_a_position_behind_the_table_is_an_error() -> None:
+    table = RotaryTable(config(128), "cpu")
+    for position in (128, -1):
+        with pytest.raises(IndexError):
+            table.at(torch.tensor([0, position]))

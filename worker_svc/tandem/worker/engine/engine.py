@@ -315,7 +315,8 @@ class Engine:
                 result.held.append((request.number, request.stopping.sequences.held(request.stop_state)))
         self.scheduler.statistics.output_tokens += len(keep)
         result.numbers = np.array(numbers, dtype=np.uint64)
-        result.sampled = result.sampled.take(keep)
+        if len(keep) < len(ids):
+            result.sampled = result.sampled.take(keep)
         return ends
 
     def _end(self, request: Request, ended: list[Finish], end: End) -> None:

@@ -27,6 +27,8 @@ from tandem.worker.model.transformer import Transformer
 class Head(Transformer):
     """A model whose stream begins with another one's hidden states."""
 
+    _ends_in_the_call = False  # what comes out of its norm is kept
+
     def __init__(
         self,
         config: ModelConfig,
@@ -59,7 +61,12 @@ class Head(Transformer):
         return self.join(torch.cat((self.embedding_norm(embedded), self.hidden_norm(given)), dim=1))
 
     def _end(
-        self, x: torch.Tensor, delta: torch.Tensor | None, cache: KVCache, slots: torch.Tensor, logit_rows: torch.Tensor
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        cache: KVCache,
+        slots: torch.Tensor,
+        logit_rows: torch.Tensor | None,
     ) -> torch.Tensor:
         normed = super()._end(x, delta, cache, slots, logit_rows)
         assert isinstance(normed, torch.Tensor)

@@ -16,21 +16,32 @@ from tandem.worker.model.attention import Segment, oldest_seen
 
 Ints = npt.NDArray[np.int32]
 
+_FEW = 16  # segments, one after the other
 _UNEVEN = 1.15  # times the average that a program may have to do; dividing a block costs a second pass over its results
 
 
 def page_tables(segments: Sequence[Segment], page_size: int) -> Ints:
     """Returns the pages that each segment looks at, in rows `[segments, longest]`; what is not used is page 0."""
-    counts = np.array([(s.position + s.length - 1) // page_size + 1 for s in segments], dtype=np.int64)
-    tables = np.zeros((len(segments), int(counts.max(initial=1))), dtype=np.int32)
-    if segments:
-        held = np.concatenate([s.pages[:count] for s, count in zip(segments, counts.tolist(), strict=True)])
-        tables[np.arange(tables.shape[1]) < counts[:, None]] = held
+    counts = [(s.position + s.length - 1) // page_size + 1 for s in segments]
+    tables = np.zeros((len(segments), max(counts, default=1)), dtype=np.int32)
+    if len(segments) <= _FEW:
+        for table, s, count in zip(tables, segments, counts, strict=True):
+            table[:count] = s.pages[:count]
+    else:
+        held = np.concatenate([s.pages[:count] for s, count in zip(segments, counts, strict=True)])
+        tables[np.arange(tables.shape[1]) < np.array(counts)[:, None]] = held
     return tables
 
 
 def cut(segments: Sequence[Segment], queries: int) -> Ints:
     """Cuts segments into blocks of `queries` tokens `[B, 6]`, each of segment (and table row) i; no partials yet."""
+    if all(s.length <= queries for s in segments):
+        blocks = np.zeros((len(segments), 6), dtype=np.int32)
+        blocks[:, 0] = [s.row for s in segments]
+        blocks[:, 1] = [s.length for s in segments]
+        blocks[:, 2] = [s.position for s in segments]
+        blocks[:, 3] = range(len(segments))
+        return blocks
     lengths = np.array([s.length for s in segments], dtype=np.int64)
     per_segment = -(-lengths // queries)
     owner = np.repeat(np.arange(len(segments)), per_segment)
@@ -98,4 +109,4 @@ def _share(splits: Ints, lanes: int) -> int:
 
 def longest_first(blocks: Ints) -> Ints:
     """Sorts blocks by the keys they look at, the most first, so that no program is left with a long one."""
-    return blocks[np.argsort(-(blocks[:, 2] + blocks[:, 1]), kind="stable")]
+    return blocks if len(blocks) < 2 else blocks[np.argsort(-(blocks[:, 2] + blocks[:, 1]), kind="stable")]

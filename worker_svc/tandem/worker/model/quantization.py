@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS, Grouped, Quantization
 from tandem.worker.model.cpu import native
-from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
+from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels
 from tandem.worker.model.product_rows import MOST_ROWS, linear
 
 INT8 = Quantization(8, 0)
@@ -200,17 +200,18 @@ class QuantizedWeight(torch.nn.Module):
 
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
         """Returns some rows `[N, in]` as float32 numbers."""
-        if isinstance(index, slice) and self.compiled:
-            index = torch.arange(self._rows)[index]
+        if self.compiled:
+            ids = torch.arange(self._rows)[index] if isinstance(index, slice) else index
+            return native.quantized_rows(
+                ids, self.columns, self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits,
+                table=self.table, scale_unit=self.scale_unit, least_unit=self.least_unit, order=self.order,
+            )  # fmt: skip
 
-        def some(buffer: torch.Tensor) -> torch.Tensor:
-            return buffer[index] if isinstance(index, slice) or not self.compiled else panel_rows(buffer, index)
-
-        q = unpacked(some(self.q), self.kind.bits)
-        least = None if self.least is None else some(self.least)
-        least_unit = None if self.least_unit is None else some(self.least_unit)
-        units = None if self.scale_unit is None else (some(self.scale_unit), least_unit)
-        return Grouped(self.kind, q[:, : self.columns], some(self.scale), least, self.order, units).dequantize()
+        q = unpacked(self.q[index], self.kind.bits)
+        least = None if self.least is None else self.least[index]
+        least_unit = None if self.least_unit is None else self.least_unit[index]
+        units = None if self.scale_unit is None else (self.scale_unit[index], least_unit)
+        return Grouped(self.kind, q[:, : self.columns], self.scale[index], least, self.order, units).dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""

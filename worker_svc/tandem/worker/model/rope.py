@@ -17,6 +17,8 @@ import torch
 
 from tandem.worker.checkpoints.layer_parts import QueryGrowth, RopeScaling
 from tandem.worker.checkpoints.model_config import ModelConfig, Rope
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import layers
 
 Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
 
@@ -88,6 +90,7 @@ class RotaryTable(torch.nn.Module):
         self._size = torch.ones(config.head_dim // 2, dtype=torch.float64)
         if config.rope_scaling is not None:
             self._size[:pairs] = config.rope_scaling.of_context(config.context_length).attention_factor
+        self._compiled = torch.device(device).type == "cpu" and native.available()
         self.register_buffer("table", torch.empty((0, config.head_dim), device=device), persistent=False)
         self.reach(_BLOCK)
 
@@ -108,6 +111,8 @@ class RotaryTable(torch.nn.Module):
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cosines and signed sines for rows at `positions` `[N]`, each `[N, 1, head_dim]`, for `rotate`."""
+        if self._compiled:
+            return layers.rotations(self.table, positions)
         cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 

@@ -6,9 +6,10 @@ Rows are padded to a multiple for which a row's bits do not depend on how many o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +54,17 @@ class Work:
     state: StateWork = STATELESS_WORK
 
 
-def state_plan(rows: npt.NDArray[np.int64], work: Sequence[Work], states: StateCache | None) -> StatePlan:
+class _Tokens(NamedTuple):
+    """The tokens of a step: `[N]` each, slots `[2, N]`."""
+
+    ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+
+
+def state_plan(rows: Sequence[int], work: Sequence[Work], states: StateCache | None) -> StatePlan:
     """Plans the states of a step; `rows[i]` is the first row of work i."""
-    works = [(row, len(item.tokens), item.position, item.state) for row, item in zip(rows.tolist(), work, strict=True)]
+    works = [(row, len(item.tokens), item.position, item.state) for row, item in zip(rows, work, strict=True)]
     return StatePlan(works, states)
 
 
@@ -68,6 +77,7 @@ class ModelRunner:
         self.states = states
         self.device = cache.device
         self.row_multiple = model.operations.row_multiple
+        self._kinds = frozenset(model.config.attention_kinds)
         model.rotations.reach(cache.shape.pages * cache.shape.page_size)
 
     @property
@@ -86,87 +96,96 @@ class ModelRunner:
         """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` of the
         last tokens of each that samples, in order; further rows are padding. `sampled` `[rows]` (int64, on the device)
         are the ids that works with a `row` take theirs from."""
-        size = self.cache.shape.page_size
-        lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
-        rows = first_rows(lengths)
-        total = int(lengths.sum())
-        padded = self._padded(total)
-
-        ids = np.zeros(padded, dtype=np.int64)
-        positions = np.zeros(padded, dtype=np.int64)
-        slots = np.empty((2, padded), dtype=np.int64)
-        slots[0, total:] = self.cache.padding_page
-        slots[1, total:] = np.arange(padded - total) % size
-        ids[:total] = np.concatenate([item.tokens for item in work])
-        starts = np.array([item.position for item in work], dtype=np.int64)
-        positions[:total] = np.arange(total) + np.repeat(starts - rows, lengths)
-        slots[1, :total] = positions[:total] % size
-        slots[0, :total] = np.concatenate(
-            [
-                item.pages[np.arange(item.position, item.position + length) // size]
-                if length > 1
-                else item.pages[item.position // size, None]
-                for item, length in zip(work, lengths.tolist(), strict=True)
-            ]
-        )
+        lengths = [len(item.tokens) for item in work]
+        rows = [0, *itertools.accumulate(lengths)]
+        total = rows.pop()
+        tokens = self._tokens(work, lengths, rows, total)
         segments = [
             Segment(row, length, item.position, item.pages)
-            for row, length, item in zip(rows.tolist(), lengths.tolist(), work, strict=True)
+            for row, length, item in zip(rows, lengths, work, strict=True)
         ]
-        samples = np.array([item.samples for item in work], dtype=np.int64)
-        first = first_rows(samples)
-        wanted = np.arange(samples.sum()) + np.repeat(rows + lengths - samples - first, samples)
-        logit_rows = np.zeros(self._padded(len(wanted)), dtype=np.int64)
-        logit_rows[: len(wanted)] = wanted
-
-        late = None
-        if self.model.config.shared_layers and len(wanted) < total:
-            late = self._plans(
-                [
-                    Segment(row, count, item.position + len(item.tokens) - count, item.pages)
-                    for row, count, item in zip(first.tolist(), samples.tolist(), work, strict=True)
-                    if count
-                ]
-            )
+        logit_rows = late = None
+        if sum(item.samples for item in work) < total:
+            samples = np.array([item.samples for item in work], dtype=np.int64)
+            first = first_rows(samples)
+            behind = np.array(rows, dtype=np.int64) + np.array(lengths, dtype=np.int64) - samples
+            wanted = np.arange(samples.sum()) + np.repeat(behind - first, samples)
+            logit_rows = np.zeros(self._padded(len(wanted)), dtype=np.int64)
+            logit_rows[: len(wanted)] = wanted
+            if self.model.config.shared_layers:
+                late = self._plans(
+                    [
+                        Segment(row, count, item.position + len(item.tokens) - count, item.pages)
+                        for row, count, item in zip(first.tolist(), samples.tolist(), work, strict=True)
+                        if count
+                    ]
+                )
         to_device = self._to_device
-        ids_there = to_device(ids)
+        ids_there = to_device(tokens.ids)
         self._take_sampled(ids_there, rows, work, sampled)
         logits: torch.Tensor = self.model(
             ids_there,
-            to_device(positions),
+            to_device(tokens.positions),
             self.cache,
-            to_device(slots),
+            to_device(tokens.slots),
             self._plans(segments),
-            to_device(logit_rows),
+            None if logit_rows is None else to_device(logit_rows),
             None if self.model.config.recurrence is None else self._state_moves(rows, work),
             late,
         )
         return logits
 
-    def _plans(self, segments: Sequence[Segment]) -> dict[AttentionKind, Plan]:
-        config, operations = self.model.config, self.model.operations
-        kinds = set(config.attention_kinds)
-        return {kind: operations.plan(segments, self.cache, config.num_heads, kind) for kind in kinds}
+    def _tokens(self, work: Sequence[Work], lengths: Sequence[int], rows: Sequence[int], total: int) -> _Tokens:
+        """Returns the tokens of a step, `total` of them, padding behind them; `rows[i]` is the first row of work i."""
+        size, padded = self.cache.shape.page_size, self._padded(total)
+        tokens = _Tokens(*(np.zeros(shape, dtype=np.int64) for shape in (padded, padded, (2, padded))))
+        ids, positions, slots = tokens
+        if padded > total:
+            slots[0, total:] = self.cache.padding_page
+            slots[1, total:] = np.arange(padded - total) % size
+        if total == len(work):  # a token each: lists are quicker than what it takes to repeat and to join
+            starts = [item.position for item in work]
+            ids[:total] = [item.tokens[0] for item in work]
+            positions[:total] = starts
+            slots[:, :total] = (
+                [item.pages[start // size] for item, start in zip(work, starts, strict=True)],
+                [start % size for start in starts],
+            )
+            return tokens
+        first = np.array([item.position - row for item, row in zip(work, rows, strict=True)], dtype=np.int64)
+        ids[:total] = np.concatenate([item.tokens for item in work])
+        positions[:total] = np.arange(total) + np.repeat(first, lengths)
+        places = positions[:total] // size
+        slots[0, :total] = np.concatenate(
+            [item.pages[places[row : row + length]] for item, row, length in zip(work, rows, lengths, strict=True)]
+        )
+        slots[1, :total] = positions[:total] % size
+        return tokens
 
-    def _state_moves(self, rows: npt.NDArray[np.int64], work: Sequence[Work]) -> StateMoves:
+    def _plans(self, segments: Sequence[Segment]) -> dict[AttentionKind, Plan]:
+        operations, heads = self.model.operations, self.model.config.num_heads
+        return {kind: operations.plan(segments, self.cache, heads, kind) for kind in self._kinds}
+
+    def _state_moves(self, rows: Sequence[int], work: Sequence[Work]) -> StateMoves:
         return self.model.operations.plan_states(state_plan(rows, work, self.states), self.device)
 
     def _take_sampled(
-        self, ids: torch.Tensor, rows: npt.NDArray[np.int64], work: Sequence[Work], sampled: torch.Tensor | None
+        self, ids: torch.Tensor, rows: Sequence[int], work: Sequence[Work], sampled: torch.Tensor | None
     ) -> None:
         """Copies the sampled ids that work asks for into `ids`; `rows[i]` is the first row of work i."""
         if sampled is None:
             return
-        taken = [(row, item.row) for row, item in zip(rows.tolist(), work, strict=True) if item.row is not None]
+        taken = [(row, item.row) for row, item in zip(rows, work, strict=True) if item.row is not None]
         if taken:
             places = self._to_device(np.array(taken, dtype=np.int64).T.copy())
             ids.index_copy_(0, places[0], sampled.index_select(0, places[1]))
 
     def _to_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         there = torch.from_numpy(array)
-        if self.device.type == "cuda":  # what is not pinned may be waited for, and with it all that was launched
-            there = there.pin_memory()
-        return there.to(self.device, non_blocking=True)
+        if self.device.type == "cpu":
+            return there
+        # What is not pinned may be waited for, and with it all that was launched.
+        return there.pin_memory().to(self.device, non_blocking=True)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages; reads all sources before it writes any target."""

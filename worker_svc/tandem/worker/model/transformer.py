@@ -13,6 +13,7 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig
 from tandem.worker.model.attention import Plan, soft_cap_
+from tandem.worker.model.cpu.ending import CompiledEnding
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cpu.stack import CompiledStack
 from tandem.worker.model.destinations import Destination, of_norm
@@ -33,6 +34,7 @@ from tandem.worker.model.weights import Embedding
 class Transformer(torch.nn.Module):
     """A decoder of the Llama family. Its weights are on the meta device until `loading.py` fills them."""
 
+    _ends_in_the_call = True  # what follows the layers may be computed with them
     __call__: Callable[..., torch.Tensor]
 
     def __init__(
@@ -77,7 +79,7 @@ class Transformer(torch.nn.Module):
         cache: KVCache,
         slots: torch.Tensor,
         plans: Mapping[AttentionKind, Plan],
-        logit_rows: torch.Tensor,
+        logit_rows: torch.Tensor | None,
         states: StateMoves | None = None,
         late: Mapping[AttentionKind, Plan] | None = None,
     ) -> torch.Tensor:
@@ -87,7 +89,7 @@ class Transformer(torch.nn.Module):
         positions: `[N]` int64, each below the context length.
         slots: `[2, N]` int64, where each row's key and value go (`KVCache.write`).
         plans: which rows attend to what, for each kind of `config.attention_kinds`.
-        logit_rows: `[M]` int64, the rows whose logits are wanted.
+        logit_rows: `[M]` int64, the rows whose logits are wanted; None: all of them, in their order.
         states: what happens to the states of layers that have such.
         late: plans of the wanted rows alone, which are all that the last layers compute if they store nothing
             (`config.shared_layers`).
@@ -103,12 +105,14 @@ class Transformer(torch.nn.Module):
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
         wanted = logit_rows if cache.hidden is None else None
         shared = len(self.layers) if late is None else len(self.layers) - self.config.shared_layers
-        x, delta = self._compute(0, shared, x, delta, step, wanted if late is None else None)
+        ends = wanted is None and late is None and cache.hidden is None
+        x, delta, logits = self._compute(0, shared, x, delta, step, wanted if late is None else None, ends=ends)
         if late is not None:
-            assert delta is not None
+            assert delta is not None and logit_rows is not None
             x, delta, step = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), step.of(logit_rows, late)
-            x, delta = self._compute(shared, len(self.layers), x, delta, step, None)
-        logits = self.output(self._end(x, delta, cache, slots, logit_rows))
+            x, delta, _ = self._compute(shared, len(self.layers), x, delta, step, None)
+        if logits is None:
+            logits = self.output(self._end(x, delta, cache, slots, logit_rows))
         if self._converts_logits:
             logits = logits.float()
         logits = self.ranks.join(logits, self.vocab_size)
@@ -124,14 +128,19 @@ class Transformer(torch.nn.Module):
         delta: torch.Tensor | None,
         step: Step,
         wanted: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        *,
+        ends: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Returns x and delta behind layers from `first` on, before `last`, as `Layer.forward` has them; with `wanted`
-        `[M]`, those rows alone. Where they are fewer, the last layer is computed piece by piece, and less of it."""
+        `[M]`, those rows alone. Where they are fewer, the last layer is computed piece by piece, and less of it. If it
+        `ends` all layers, logits come with them where they are computed in the call of the last one."""
         fewer = wanted is not None and len(wanted) != len(x)
         together = last - 1 if fewer else last
-        place = first
+        place, logits = first, None
         while place < last:
-            place, x, delta, seen = self._stack.run(step.compiled, place, together, x, delta, step.cache, step.states)
+            place, x, delta, seen, logits = self._stack.run(
+                step.compiled, place, together, x, delta, step.cache, step.states, ends=ends
+            )
             if seen is not None:
                 assert delta is not None
                 x, delta = self._layer(place - 1).feed(x, delta, seen, step)
@@ -141,7 +150,7 @@ class Transformer(torch.nn.Module):
         if wanted is not None and not fewer:
             assert delta is not None
             x, delta = x.index_select(0, wanted), delta.index_select(0, wanted)
-        return x, delta
+        return x, delta, logits
 
     def _layer(self, index: int) -> Layer:
         layer = self.layers[index]
@@ -154,7 +163,12 @@ class Transformer(torch.nn.Module):
         return x if self.config.embedding_scale == 1 else x * self.config.embedding_scale
 
     def _end(
-        self, x: torch.Tensor, delta: torch.Tensor | None, cache: KVCache, slots: torch.Tensor, logit_rows: torch.Tensor
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        cache: KVCache,
+        slots: torch.Tensor,
+        logit_rows: torch.Tensor | None,
     ) -> Rows:
         """Returns what the output is given, `[M, hidden]`. The layers leave the wanted rows, or all where hidden states
         are kept."""
@@ -163,12 +177,16 @@ class Transformer(torch.nn.Module):
             return normed
         assert isinstance(normed, torch.Tensor)
         cache.hidden[slots[0], slots[1]] = normed.to(cache.hidden.dtype)
-        return normed.index_select(0, logit_rows)
+        return normed if logit_rows is None else normed.index_select(0, logit_rows)
 
     @cached_property
     def _stack(self) -> CompiledStack:
-        """Returns the layers that are compiled, once the weights are there."""
-        return CompiledStack([self._layer(index).placed for index in range(len(self.layers))])
+        """Returns the layers that are compiled, and what follows them, once the weights are there."""
+        config, ending = self.config, None
+        if self._ends_in_the_call and self._ranks.size == 1:
+            centred = config.norm == "layer"
+            ending = CompiledEnding.of(self.norm.vectors, self.output, config.stream_eps, centred=centred)
+        return CompiledStack([self._layer(index).placed for index in range(len(self.layers))], ending)
 
     @property
     def logits_dtype(self) -> torch.dtype:

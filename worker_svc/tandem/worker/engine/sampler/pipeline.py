@@ -35,6 +35,7 @@ from tandem.worker.engine.sampler.penalties import penalize
 from tandem.worker.engine.sampler.rows import Alternatives, Rows, Sampled
 from tandem.worker.engine.sampler.table import Parameters, SamplingTable, column
 from tandem.worker.engine.sampler.temperature import COLDEST, effective
+from tandem.worker.model.cpu import native
 
 _BLOCK = 1 << 20  # logits that are ordered as a whole at once
 
@@ -47,8 +48,6 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
     parameters = table.gather(rows.requests) if parameters is None else parameters
     wanted = np.flatnonzero(parameters["reports"])
     changed = bool(changes_logits(rows, parameters).any())
-    if logits.device.type == "cpu" and not changed and not wanted.size and takes_the_largest(parameters).all():
-        return _largest(logits.numpy())
     raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
     raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
     largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
@@ -87,11 +86,16 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
     return result
 
 
-def _largest(logits: npt.NDArray[np.float32]) -> Sampled:
-    """The same of rows that just take it: each call to torch would take as long as all of this."""
-    ids = logits.argmax(axis=-1)
-    finite = np.isfinite(logits[np.arange(len(logits)), ids])  # the first NaN of a row counts as the largest
-    return Sampled.plain(ids.astype(np.int32), finite, np.ones(len(logits), dtype=np.bool_))
+def largest(logits: torch.Tensor) -> tuple[torch.Tensor, Sampled]:
+    """Returns the ids, and all the rest, of rows on a CPU that just take the largest
+    (`SamplingTable.take_the_largest`): a step of a small model takes little longer than a few calls to torch."""
+    if native.available() and logits.dtype == torch.float32:
+        ids, finite = native.first_largest(logits)
+        return ids, Sampled.unreported(ids.numpy().astype(np.int32), finite.numpy())
+    numbers = logits.float().numpy()
+    places = numbers.argmax(axis=-1)
+    finite = np.isfinite(numbers[np.arange(len(numbers)), places])  # the first NaN of a row counts as the largest
+    return torch.from_numpy(places), Sampled.unreported(places.astype(np.int32), finite)
 
 
 def changes_logits(rows: Rows, parameters: Parameters) -> npt.NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -114,6 +115,13 @@ class Sampled:
         return cls(ids, nan, none, finite, possible, Alternatives.nothing(count))
 
     @classmethod
+    def unreported(cls, ids: npt.NDArray[np.int32], finite: npt.NDArray[np.bool_]) -> Sampled:
+        """Makes a result of possible tokens whose logprobs nobody will fill in: what is the same of all such results
+        they share, and it cannot be written."""
+        logprobs, ranks, possible, alternatives = _unreported(len(ids))
+        return cls(ids, logprobs, ranks, finite, possible, alternatives)
+
+    @classmethod
     def joined(cls, parts: Sequence[Sampled]) -> Sampled:
         """Joins the parts one after the other."""
         starts = np.cumsum([0, *(len(part.ids) for part in parts[:-1])]).tolist()
@@ -137,3 +145,14 @@ class Sampled:
         none = np.empty(0, np.int32)
         bools = np.empty(0, np.bool_)
         return cls(none, np.empty(0, np.float32), none, bools, bools, Alternatives.nothing(0))
+
+
+@functools.lru_cache(maxsize=64)
+def _unreported(
+    count: int,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.bool_], Alternatives]:
+    logprobs, ranks = np.full(count, np.nan, dtype=np.float32), np.zeros(count, dtype=np.int32)
+    possible, alternatives = np.ones(count, dtype=np.bool_), Alternatives.nothing(count)
+    for shared in (logprobs, ranks, possible, alternatives.counts):
+        shared.flags.writeable = False
+    return logprobs, ranks, possible, alternatives

@@ -64,6 +64,7 @@ class SamplingTable:
     def __init__(self, slots: int) -> None:
         self._rows = np.zeros(slots, dtype=_ROW)
         self._lists: list[Lists | None] = [None] * slots
+        self._plain = [False] * slots
         self._free = list(range(slots - 1, -1, -1))
         self._slot: dict[int, int] = {}
         self._newest: Lists | None = None
@@ -74,6 +75,10 @@ class SamplingTable:
         """Returns the parameters of each request, one row of the structured array a request."""
         slots = [self._slot_of(request) for request in requests]  # may replace the array
         return self._rows[slots]
+
+    def take_the_largest(self, requests: Sequence[Request]) -> bool:
+        """Tells whether all of these ask for the id of the largest logit as it is, and for nothing else."""
+        return all(self._plain[self._slot_of(request)] for request in requests)
 
     def lists(self, slot: int) -> Lists:
         """Returns the parameters that are no scalars."""
@@ -107,8 +112,12 @@ class SamplingTable:
                 self._free = list(range(2 * len(self._rows) - 1, len(self._rows) - 1, -1))
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
                 self._lists.extend([None] * len(self._lists))
+                self._plain.extend([False] * len(self._plain))
             slot = self._slot[request.number] = self._free.pop()
-            self._rows[slot] = _row(request, slot)
+            self._rows[slot] = row = _row(request, slot)
+            asked = dict(zip(_ROW.names or (), row, strict=True))
+            early = asked["min_position"] > request.prompt_tokens
+            self._plain[slot] = bool(asked["greedy"]) and not (asked["changes"] or asked["reports"] or early)
             self._lists[slot] = self._lists_of(request)
         return slot
 

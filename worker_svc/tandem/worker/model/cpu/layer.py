@@ -193,6 +193,16 @@ class Alike:
         widths = {name: max(layer.rooms[name] for layer in layers) for name in ROOMS}
         self.rooms = {name: width for name, width in widths.items() if width}  # numbers a row
         self._with_experts = [layer for layer in layers if layer.has_experts]
+        self._last: CompiledStep | None = None
+
+    def step(self, rows: int) -> CompiledStep:
+        """Returns a step of so many rows, which is still to be planned: the last one where that had as many."""
+        if self._last is None or self._last.rows != rows:
+            self._last = CompiledStep(self, rows)
+        step = self._last
+        if rows > MOST_ROWS:  # too much room to be kept
+            self._last = None
+        return step
 
     def experts_room(self, rows: int) -> int:
         """Returns the bytes that experts of so many rows need."""
@@ -202,9 +212,21 @@ class Alike:
 class CompiledStep:
     """What all layers of the same kind share in one step: where rows go, and room for what they compute."""
 
-    def __init__(
+    def __init__(self, alike: Alike, rows: int) -> None:
+        rooms = {name: torch.empty((rows, width)) for name, width in alike.rooms.items()}
+        experts_room = torch.empty(alike.experts_room(rows), dtype=torch.uint8)
+        self.rows, self.normed = rows, rooms["normed"]
+        self._width = max(alike.rooms.get("mixed", 0), alike.rooms.get("attended", 0))
+        self._rooms = (rooms, experts_room)  # what `struct` points at, as `_planned`
+        self.struct = StepStruct(
+            rows=rows,
+            experts_room=experts_room.data_ptr(),
+            **{name: room.data_ptr() for name, room in rooms.items()},
+        )
+        self.address = ctypes.addressof(self.struct)
+
+    def plan(
         self,
-        alike: Alike,
         cache: KVCache,
         rotation: Rotation,
         growth: torch.Tensor | None,
@@ -212,43 +234,25 @@ class CompiledStep:
         plan: NativePlan | NativeSelectingPlan,
         inputs: torch.Tensor | None,
     ) -> None:
-        """`inputs`: what all layers are given beside the stream, `[N, layers, size]`."""
-        work, rows = plan.work, slots.shape[1]
+        """Takes what is this step's own. `inputs`: what all layers are given beside the stream, `[N, layers, size]`."""
+        work, struct, threads = plan.work, self.struct, torch.get_num_threads()
         far = plan.far if isinstance(plan, NativeSelectingPlan) else None
         keys = work.keys + (0 if far is None else far.keys)
-        rooms = {name: torch.empty((rows, width)) for name, width in alike.rooms.items()}
-        experts_room = torch.empty(alike.experts_room(rows), dtype=torch.uint8)
-        self.normed = rooms["normed"]
-        threads = torch.get_num_threads()
-        self._kept = (rotation, growth, slots, plan, rooms, experts_room, inputs)  # what `struct` points at
-        self.struct = StepStruct(
-            cos=rotation[0].data_ptr(),
-            sin=rotation[1].data_ptr(),
-            growth=None if growth is None else growth.data_ptr(),
-            slots=slots.data_ptr(),
-            blocks=work.blocks.ctypes.data,
-            tables=work.tables.ctypes.data,
-            count=len(work.blocks),
-            most=work.most,
-            width=work.tables.shape[1],
-            window=work.window,
-            page_size=cache.shape.page_size,
-            shares_of_heads=work.shares,
-            rows=rows,
-            attending=plan.rows,
-            choice=ctypes.addressof(plan.choice) if isinstance(plan, NativeSelectingPlan) else None,
-            far=None if far is None else far.blocks.ctypes.data,
-            format=FORMATS[cache.shape.format.name],
-            threads=threads,
-            attention_threads=threads
-            if keys * max(alike.rooms.get("mixed", 0), alike.rooms.get("attended", 0)) > WORTH_A_THREAD
-            else 1,
-            experts_room=experts_room.data_ptr(),
-            inputs=None if inputs is None else inputs.data_ptr(),
-            input_stride=0 if inputs is None else inputs.stride(0),
-            **{name: room.data_ptr() for name, room in rooms.items()},
-        )
-        self.address = ctypes.addressof(self.struct)
+        self._planned = (rotation, growth, slots, plan, inputs)
+        struct.cos, struct.sin = rotation[0].data_ptr(), rotation[1].data_ptr()
+        struct.growth = None if growth is None else growth.data_ptr()
+        struct.slots = slots.data_ptr()
+        struct.blocks, struct.tables = work.blocks.ctypes.data, work.tables.ctypes.data
+        struct.count, struct.most, struct.width = len(work.blocks), work.most, work.tables.shape[1]
+        struct.window, struct.page_size, struct.shares_of_heads = work.window, cache.shape.page_size, work.shares
+        struct.attending = plan.rows
+        struct.choice = ctypes.addressof(plan.choice) if isinstance(plan, NativeSelectingPlan) else None
+        struct.far = None if far is None else far.blocks.ctypes.data
+        struct.format = FORMATS[cache.shape.format.name]
+        struct.threads = threads
+        struct.attention_threads = threads if keys * self._width > WORTH_A_THREAD else 1
+        struct.inputs = None if inputs is None else inputs.data_ptr()
+        struct.input_stride = 0 if inputs is None else inputs.stride(0)
 
 
 class _NotServedError(Exception):

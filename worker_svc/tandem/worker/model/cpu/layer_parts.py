@@ -156,6 +156,21 @@ class StepStruct(ctypes.Structure):
     )
 
 
+class EndingStruct(ctypes.Structure):
+    """What follows the last layer, and where its answer goes."""
+
+    output: Matrix
+    logits: int
+    _fields_ = (
+        ("norm", NormStruct),
+        ("output", Matrix),
+        ("hidden", _Size),
+        ("eps", ctypes.c_float),
+        ("centred", _Number),
+        ("logits", _Pointer),
+    )
+
+
 class TurnStruct(ctypes.Structure):
     """A layer in a step, and what it keeps."""
 

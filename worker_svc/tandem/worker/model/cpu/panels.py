@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tandem.worker.checkpoints.memory import WEIGHTS, give_back
-from tandem.worker.model.cpu.native import PANEL, put_into_panels
+from tandem.worker.model.cpu.native import PANEL, put_into_panels, rows_of_panels
 
 
 def empty_panels(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -30,7 +30,7 @@ def _scatter(panels: torch.Tensor, row: int, rows: torch.Tensor) -> None:
 
 def panel_rows(panels: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Some rows `[n, columns]`."""
-    return panels[index // PANEL, :, index % PANEL]
+    return rows_of_panels(index, panels.view(len(panels), -1, 1, 1, PANEL))
 
 
 def first_panels(panels: torch.Tensor, rows: int) -> torch.Tensor:

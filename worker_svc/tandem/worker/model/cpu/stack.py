@@ -8,6 +8,7 @@ same functions in the same order as otherwise, so the bits are the same.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
 from tandem.worker.model.attention import Plan
-from tandem.worker.model.cpu.layer import Alike, CompiledLayer, CompiledStep, LayerKind
+from tandem.worker.model.cpu.ending import CompiledEnding
+from tandem.worker.model.cpu.layer import MOST_ROWS, Alike, CompiledLayer, CompiledStep, LayerKind
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
 from tandem.worker.model.cpu.selection import NativeSelectingPlan
@@ -33,18 +35,42 @@ class Placed(NamedTuple):
     of_states: int
 
 
+class Computed(NamedTuple):
+    """What a call has computed."""
+
+    place: int  # the layer before which it has ended
+    x: torch.Tensor  # x and delta before that layer, as `Layer.forward` has them
+    delta: torch.Tensor | None
+    # Where the call has ended before the feed-forward part of the layer before it, what that is given; it holds until
+    # the next call.
+    seen: torch.Tensor | None = None
+    logits: torch.Tensor | None = None  # behind all layers
+
+
+class _Ready(NamedTuple):
+    """Layers whose turns are those of some steps already: from `first` on, before `last` or where the call ends."""
+
+    first: int
+    last: int
+    steps: tuple[CompiledStep, ...]
+    cache: weakref.ref[KVCache]
+    place: int
+
+
 class CompiledStack:
     """The layers of a model."""
 
-    def __init__(self, layers: Sequence[Placed | None]) -> None:
-        """Takes all layers; None are those that are always computed piece by piece."""
-        self._layers = layers
+    def __init__(self, layers: Sequence[Placed | None], ending: CompiledEnding | None) -> None:
+        """Takes all layers; None are those that are always computed piece by piece. `ending`: what follows them, if
+        that is compiled."""
+        self._layers, self._ending = layers, ending
         self._turns = (ctypes.c_void_p * len(layers))(*(each and each.layer.turn for each in layers))
         kinds: dict[LayerKind, list[CompiledLayer]] = {}
         for each in layers:
             if each is not None:
                 kinds.setdefault(each.kind, []).append(each.layer)
         self._kinds = {kind: Alike(some) for kind, some in kinds.items()}
+        self._ready: _Ready | None = None
 
     def steps(
         self,
@@ -56,15 +82,18 @@ class CompiledStack:
         plans: Mapping[AttentionKind, Plan],
         inputs: torch.Tensor | None,
     ) -> dict[LayerKind, CompiledStep]:
-        """Returns what layers of each kind share in a step; without kinds that are to be computed piece by piece."""
+        """Returns what layers of each kind share in a step, until the next one is made; without kinds that are to be
+        computed piece by piece."""
+        steps: dict[LayerKind, CompiledStep] = {}
         if type(operations) is not NativeOperations or not stores_rows(cache):
-            return {}
-        return {
-            kind: CompiledStep(alike, cache, rotations[kind[1]], growth, slots, plan, inputs)
-            for kind, alike in self._kinds.items()
-            if isinstance(plan := plans[kind[0]], NativePlan | NativeSelectingPlan)
-            and slots.shape[1] <= alike.most_rows
-        }
+            return steps
+        rows = slots.shape[1]
+        for kind, alike in self._kinds.items():
+            plan = plans[kind[0]]
+            if isinstance(plan, NativePlan | NativeSelectingPlan) and rows <= alike.most_rows:
+                steps[kind] = alike.step(rows)
+                steps[kind].plan(cache, rotations[kind[1]], growth, slots, plan, inputs)
+        return steps
 
     def run(
         self,
@@ -75,11 +104,39 @@ class CompiledStack:
         delta: torch.Tensor | None,
         cache: KVCache,
         states: StateMoves | None,
-    ) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Computes layers from `first` on, before `last`, until one comes that is computed piece by piece. Returns
-        which one that is, and x and delta before it, as `Layer.forward` has them, x being overwritten; and, where the
-        call ends before the feed-forward part of the layer before it, what that is given, which holds until the next
-        call."""
+        *,
+        ends: bool = False,
+    ) -> Computed:
+        """Computes layers from `first` on, before `last`, until one comes that is computed piece by piece; x is
+        overwritten. If it `ends` the model, what follows the last one is computed with it."""
+        place, seen = self._prepare(steps, first, last, x, cache, states)
+        if place == first:
+            return Computed(first, x, delta)
+        begins = delta is None
+        delta = torch.empty_like(x) if delta is None else delta.contiguous()
+        turns = ctypes.addressof(self._turns) + first * ctypes.sizeof(ctypes.c_void_p)
+        logits, ending = None, None
+        if self._ending is not None and ends and place == last and seen is None:
+            logits, ending = self._ending.logits(len(x)), self._ending.address
+        if calls().tandem_layers(turns, place - first, x.data_ptr(), delta.data_ptr(), begins, ending):
+            raise MemoryError("no memory for a block of attention")
+        return Computed(place, x, delta, seen, logits)
+
+    def _prepare(
+        self,
+        steps: Mapping[LayerKind, CompiledStep],
+        first: int,
+        last: int,
+        x: torch.Tensor,
+        cache: KVCache,
+        states: StateMoves | None,
+    ) -> tuple[int, torch.Tensor | None]:
+        """Makes the turns of layers those of this step; returns before which one the call ends, and what the
+        feed-forward part before that is given, if it is not in the call. Where nothing has changed since the last step
+        but what its `CompiledStep`s hold, nothing is to be done."""
+        known, ready = tuple(steps.values()), self._ready
+        if ready is not None and ready[:3] == (first, last, known) and ready.cache() is cache and states is None:
+            return ready.place, None
         place, seen = first, None
         while place < last and seen is None:
             placed = self._layers[place]
@@ -89,11 +146,6 @@ class CompiledStack:
             placed.layer.prepare(step, cache, placed.of_cache, placed.of_states, states)
             seen = placed.layer.seen(step, x) if placed.layer.ends_early else None
             place += 1
-        if place == first:
-            return first, x, delta, None
-        begins = delta is None
-        delta = torch.empty_like(x) if delta is None else delta.contiguous()
-        turns = ctypes.addressof(self._turns) + first * ctypes.sizeof(ctypes.c_void_p)
-        if calls().tandem_layers(turns, place - first, x.data_ptr(), delta.data_ptr(), begins):
-            raise MemoryError("no memory for a block of attention")
-        return place, x, delta, seen
+        kept = seen is None and states is None and len(x) <= MOST_ROWS
+        self._ready = _Ready(first, last, known, weakref.ref(cache), place) if kept else None
+        return place, seen

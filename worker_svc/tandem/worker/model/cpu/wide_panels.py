@@ -72,5 +72,4 @@ class WidePanels(torch.nn.Module):
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Some rows `[N, in]`."""
-        words = self._words[index // _PAIR, :, index // PANEL % 2, :, index % PANEL]
-        return words.reshape(len(index), -1).view(self.panels.dtype)[:, : self._columns]
+        return native.rows_of_panels(index, self._words).view(self.panels.dtype)[:, : self._columns]

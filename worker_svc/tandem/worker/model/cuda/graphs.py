@@ -181,7 +181,7 @@ class StepInputs:
             arrays[f"jobs {kind}"][: len(jobs)] = jobs
             arrays[f"number {kind}"][0] = len(jobs)
         if self._states is not None:
-            plan = state_plan(first, work, self._states)
+            plan = state_plan(first.tolist(), work, self._states)
             for name, lines, rest in (("works", plan.works, 0), ("saves", plan.saves, 0), ("owners", plan.owners, -1)):
                 arrays[name][: len(lines)] = lines
                 arrays[name][len(lines) :] = rest  # no tokens, and nobody's
@@ -281,7 +281,7 @@ class GraphedRunner(ModelRunner):
             return super().forward(work, sampled)
         rows = next(rows for rows in self._rows if rows >= count)
         self._inputs.fill(work, rows)
-        self._take_sampled(self._inputs.ids, first_rows(lengths), work, sampled)
+        self._take_sampled(self._inputs.ids, first_rows(lengths).tolist(), work, sampled)
         if rows in self._graphs:
             self._graphs[rows].replay()
             return self._logits[:rows]

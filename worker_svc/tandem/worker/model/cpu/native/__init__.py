@@ -72,6 +72,21 @@ def put_into_panels(rows: torch.Tensor, panels: torch.Tensor) -> None:
     )
 
 
+def rows_of_panels(ids: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
+    """Rows `ids [n]` int64 of contiguous `panels [.., steps, beside, words, 16]`, `beside` of which lie side by side:
+    `[n, steps * words]` of their dtype. Raises IndexError for rows that they do not have."""
+    assert panels.is_contiguous() and panels.itemsize in (1, 2, 4)
+    steps, beside, words, _ = panels.shape[1:]
+    ids = ids.contiguous()
+    rows = torch.empty((len(ids), steps * words), dtype=panels.dtype)
+    all_panels = len(panels) * beside
+    if calls().tandem_panel_rows(
+        panels.itemsize, panels.data_ptr(), all_panels, steps, beside, words, ids.data_ptr(), len(ids), rows.data_ptr()
+    ):
+        raise IndexError(f"rows {ids.tolist()} of a matrix of {all_panels * PANEL}")
+    return rows
+
+
 def quantized_product(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -118,6 +133,52 @@ def quantized_product(
         group,
         torch.get_num_threads(),
     )
+    return out
+
+
+def quantized_rows(
+    ids: torch.Tensor,
+    columns: int,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    least: torch.Tensor | None,
+    groups: int,
+    group: int,
+    *,
+    bits: int,
+    table: torch.Tensor | None = None,
+    scale_unit: torch.Tensor | None = None,
+    least_unit: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows `ids [n]` int64 of the weights that `quantized_product` takes: `[n, columns]` fp32.
+
+    Raises IndexError for ids beyond their panels.
+    """
+    ids = ids.contiguous()
+    out = torch.empty((len(ids), columns))
+    failed = calls().tandem_quantized_rows(
+        bits,
+        weight.data_ptr(),
+        scale.data_ptr(),
+        0 if least is None else least.data_ptr(),
+        0 if scale_unit is None else scale_unit.data_ptr(),
+        0 if least_unit is None else least_unit.data_ptr(),
+        0 if table is None else table.data_ptr(),
+        SCALES[scale.dtype],
+        scale.shape[1],
+        0 if order is None else order.data_ptr(),
+        columns,
+        len(weight),
+        groups,
+        group,
+        ids.data_ptr(),
+        len(ids),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    if failed:
+        raise IndexError(f"rows {ids.tolist()} of a matrix of {len(weight) * PANEL}")
     return out
 
 
@@ -174,6 +235,16 @@ def largest(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     ):
         raise MemoryError("no memory to order logits")
     return values, places
+
+
+def first_largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the largest number of each row of `x [rows, n]` fp32 is, `[rows]` int64, and whether it is finite, `[rows]`
+    bool: as numpy's argmax, of equal ones the first, and a NaN before all others. Rows may lie apart."""
+    rows, n = x.shape
+    places, finite = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+    assert n and x.stride(1) == 1
+    calls().tandem_first_largest(x.data_ptr(), rows, n, x.stride(0), places.data_ptr(), finite.data_ptr())
+    return places, finite
 
 
 def wide_serves(dtype: torch.dtype) -> bool:

@@ -121,3 +121,26 @@ int tandem_largest(const float *x, int64_t rows, int64_t n, int64_t count, float
     }
     return failed;
 }
+
+// Of each row of x [rows, n], rows `stride` apart: where the first NaN is, or else the first of the largest, and whether
+// that one is finite.
+void tandem_first_largest(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t *places, uint8_t *finite) {
+    for (int64_t row = 0; row < rows; row++, x += stride) {
+        __m256 most = _mm256_set1_ps(-INFINITY), broken = _mm256_setzero_ps();
+        int64_t i = 0;
+        for (; i + 8 <= n; i += 8) {
+            const __m256 v = _mm256_loadu_ps(x + i);
+            most = _mm256_max_ps(v, most);
+            broken = _mm256_or_ps(broken, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        }
+        float lanes[8], largest = -INFINITY;
+        int nan = _mm256_movemask_ps(broken) != 0;
+        _mm256_storeu_ps(lanes, most);
+        for (int lane = 0; lane < 8; lane++) largest = lanes[lane] > largest ? lanes[lane] : largest;
+        for (; i < n; i++) nan |= x[i] != x[i], largest = x[i] > largest ? x[i] : largest;
+        int64_t place = 0;
+        while (place < n - 1 && (nan ? x[place] == x[place] : x[place] != largest)) place++;
+        places[row] = place;
+        finite[row] = !nan && largest < INFINITY && largest > -INFINITY;
+    }
+}

@@ -434,10 +434,28 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
     return failed;
 }
 
-// Layers one after the other. Where the feed-forward part of the last one is the caller's, x and `normed` are ready for
-// it; of the others it is not. Returns 0, or 1 without memory.
-int tandem_layers(const Turn *const *turns, int64_t count, float *x, float *delta, int begins) {
+// What follows the last layer, and where its answer [rows, width] goes.
+typedef struct {
+    Norm norm;
+    Matrix output;
+    int64_t hidden;
+    float eps;
+    int32_t centred;
+    float *logits;
+} Ending;
+
+// x + delta are normed, and multiplied by the output.
+static void end(const Ending *e, const Step *s, float *x, const float *delta) {
+    const Layer like = {.hidden = e->hidden, .eps = e->eps, .centred = e->centred};
+    normalize(&like, s, x, delta, &e->norm, s->normed);
+    product(&e->output, s->normed, e->logits, s);
+}
+
+// Layers one after the other, and what follows them, unless it is 0. Where the feed-forward part of the last one is the
+// caller's, x and `normed` are ready for it; of the others it is not. Returns 0, or 1 without memory.
+int tandem_layers(const Turn *const *turns, int64_t count, float *x, float *delta, int begins, const Ending *ending) {
     int failed = 0;
     for (int64_t n = 0; n < count; n++) failed |= compute(turns[n], x, delta, begins && n == 0);
+    if (ending) end(ending, turns[count - 1]->step, x, delta);
     return failed;
 }

@@ -208,6 +208,18 @@ def pages_of(parts: Parts) -> Pages:
     return Pages(parts[0].data_ptr(), parts[-1].data_ptr())
 
 
+def rotations(table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and signed sines at `positions` `[N]` int64, each `[N, 1, head_dim]`, of a contiguous table
+    `[count, head_dim]` of cosines, then sines. Raises IndexError for positions that it does not have."""
+    rows, (count, size) = len(positions), table.shape
+    cos, sin = torch.empty((rows, 1, size)), torch.empty((rows, 1, size))
+    if calls().tandem_rotations(
+        table.data_ptr(), count, size // 2, positions.data_ptr(), rows, cos.data_ptr(), sin.data_ptr()
+    ):
+        raise IndexError(f"positions {positions.tolist()} of a table of {count}")
+    return cos, sin
+
+
 def rotate_and_store(
     qkv: torch.Tensor,
     heads: Heads,

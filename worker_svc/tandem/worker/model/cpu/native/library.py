@@ -15,6 +15,12 @@ _FUNCTIONS: dict[str, Signature] = {
         [_NUMBER, *[_POINTER] * 6, *[_NUMBER] * 2, *[_POINTER] * 2, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
         None,
     ),
+    "quantized_rows": (
+        [_NUMBER, *[_POINTER] * 6, _NUMBER, _SIZE, _POINTER, *[_SIZE] * 4, _POINTER, _SIZE, _POINTER, _NUMBER],
+        _NUMBER,
+    ),
+    "rotations": ([_POINTER, *[_SIZE] * 2, _POINTER, _SIZE, *[_POINTER] * 2], _NUMBER),
+    "panel_rows": ([_NUMBER, _POINTER, *[_SIZE] * 4, _POINTER, _SIZE, _POINTER], _NUMBER),
     "fill_panels": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 2, _NUMBER], None),
     "allow_wide": ([_NUMBER], _NUMBER),
     "allow_wide_attention": ([_NUMBER], _NUMBER),
@@ -56,7 +62,8 @@ _FUNCTIONS: dict[str, Signature] = {
     "experts_room": ([_POINTER, _SIZE], ctypes.c_int64),
     "experts": ([*[_POINTER] * 6, _SIZE, _NUMBER], None),
     "largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2, _NUMBER], ctypes.c_int),
-    "layers": ([_POINTER, _SIZE, *[_POINTER] * 2, _NUMBER], ctypes.c_int),
+    "first_largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2], None),
+    "layers": ([_POINTER, _SIZE, *[_POINTER] * 2, _NUMBER, _POINTER], ctypes.c_int),
 }
 
 SOURCES = CSources(

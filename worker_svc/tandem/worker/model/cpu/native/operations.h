@@ -26,6 +26,10 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                               int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
                               float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads);
 void tandem_fill_panels(int size, const void *rows, void *to, int64_t panels, int64_t columns, int threads);
+int tandem_quantized_rows(int bits, const void *weight, const void *scale, const void *least, const void *scale_unit,
+                          const void *least_unit, const int16_t *table, int half, int64_t scales, const int64_t *order,
+                          int64_t k, int64_t panels, int64_t groups, int64_t group, const int64_t *ids, int64_t count,
+                          float *out, int threads);
 void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
                          int64_t panels, int threads);
 void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
@@ -47,11 +51,14 @@ void tandem_activate(int activation, float *x, int64_t count, int threads);
 void tandem_add_gated(float *out, const float *added, const float *gates, int64_t rows, int64_t size, int64_t stride,
                       int threads);
 void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t size, int64_t stride, int threads);
+int tandem_rotations(const float *table, int64_t count, int64_t half, const int64_t *positions, int64_t rows,
+                     float *cos, float *sin);
 void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const float *cos, const float *sin,
                              const Pages *keys, const Pages *values, int format, const int64_t *slots, int64_t rows,
                              int64_t page_size, int threads);
 void tandem_store(const float *from, const Pages *pages, int64_t place, int64_t count, int format);
 int tandem_largest(const float *x, int64_t rows, int64_t n, int64_t count, float *values, int64_t *places, int threads);
+void tandem_first_largest(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t *places, uint8_t *finite);
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
                      int64_t table_width, int apart, const float *q, int64_t stride, float *out, int64_t kv_heads,

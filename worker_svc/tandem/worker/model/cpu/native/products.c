@@ -23,7 +23,8 @@
 #include "operations.h"
 #include "quantized_narrow.h"
 
-#define ROWS 6  // of a tile: 12 sums in 16 registers
+#define ROWS 6               // of a tile: 12 sums in 16 registers
+#define OWN_WORDS (1 << 14)  // of 32 bits: a single row of so many at most is quantized by each thread for itself
 
 static int wide_allowed = 1;
 
@@ -115,14 +116,6 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
         scale[place] = most / integers + spoilt;
         sum[place] = how->of_integers ? (float)(-how->raised * whole) : (float)whole * scale[place];
     }
-}
-
-// All of them.
-static void quantize_rows(const float *x, int64_t rows, const Rounding *how, int32_t *q, float *scale, float *sum,
-                          int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * how->k > 65536)
-    for (int64_t row = 0; row < rows; row++)
-        quantize_groups(x, how, q, scale, sum, row * how->groups, (row + 1) * how->groups);
 }
 
 // ---------------------------------------------------------------------------------------------------- quantized weights
@@ -303,32 +296,57 @@ void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t ro
     }
 }
 
+// `some` rows [width] of `from` as a tile [width, some]; numbers from `first` to `last` of each.
+INLINE void into_tile(const int32_t *from, int32_t *to, int64_t some, int64_t width, int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i++)
+        for (int64_t r = 0; r < some; r++) to[i * some + r] = from[r * width + i];
+}
+
+// Asks for what a thread's panels begin with: `AHEAD` of the products, which ask for nothing nearer.
+INLINE void ask_for(const uint8_t *weights) {
+    for (int64_t i = 0; i < 8192; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T0);
+}
+
+// The panels of one of `threads` parts, as many as the others' but for `TOGETHER`.
+INLINE int64_t first_of(int64_t panels, int part, int threads) {
+    const int64_t pieces = (panels + TOGETHER - 1) / TOGETHER, first = pieces * part / threads * TOGETHER;
+    return first < panels ? first : panels;
+}
+
+// Of a single row: each thread quantizes it for itself, which takes less time than to wait for another one.
+static void one_row(const Product *with, int bits, int64_t group, const float *x, const Rounding *how, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int part = 0; part < threads; part++) {
+        const int64_t first = first_of(with->panels, part, threads), last = first_of(with->panels, part + 1, threads);
+        int32_t own[OWN_WORDS];
+        float scale[OWN_WORDS / 4], sum[OWN_WORDS / 4];  // a group has four words at least
+        Product p = *with;
+        p.x = own, p.x_scale = scale, p.x_sum = sum;
+        ask_for(p.weight + first * how->groups * group * PANEL * bits / 8);
+        quantize_groups(x, how, own, scale, sum, 0, how->groups);
+        for (int64_t panel = first; panel < last; panel += TOGETHER)
+            quantized_outputs(&p, bits, (int)group, panel, panel + TOGETHER < last ? panel + TOGETHER : last);
+    }
+}
+
 // x [rows, k] -> out [rows, panels * 16]; `order` as in `Rounding`; `room` has 2 rows (words + 2 groups) numbers.
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least,
                               const void *scale_unit, const void *least_unit, const int16_t *table, int half,
                               int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
                               float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
     const Rounding how = rounding_of(bits, table, order, k, groups, group);
-    const int64_t words = rows * how.words, scales = rows * groups;
+    const int64_t words = rows * how.words, scales = rows * groups, most = quantized_rows(&how);
     int32_t *x_rows = room, *scale_rows = x_rows + words, *sum_rows = scale_rows + scales;
-    quantize_rows(x, rows, &how, x_rows, (float *)scale_rows, (float *)sum_rows, threads);
-    if (rows > 1) {
-        const int64_t most = quantized_rows(&how);
-        int32_t *tiles = sum_rows + scales;
-        by_tiles(x_rows, 0, tiles, rows, how.words, most, threads);
-        by_tiles(scale_rows, 0, tiles + words, rows, groups, most, threads);
-        by_tiles(sum_rows, 0, tiles + words + scales, rows, groups, most, threads);
-        x_rows = tiles, scale_rows = tiles + words, sum_rows = scale_rows + scales;
-    }
+    int32_t *tiles = sum_rows + scales, *scale_tiles = tiles + words, *sum_tiles = scale_tiles + scales;
     const Product p = {.weight = weight,
                        .scale = scale,
                        .least = least,
                        .scale_unit = scale_unit,
                        .least_unit = least_unit,
                        .table = how.less ? 0 : table,
-                       .x = x_rows,
-                       .x_scale = (const float *)scale_rows,
-                       .x_sum = (const float *)sum_rows,
+                       .x = rows > 1 ? tiles : x_rows,
+                       .x_scale = (const float *)(rows > 1 ? scale_tiles : scale_rows),
+                       .x_sum = (const float *)(rows > 1 ? sum_tiles : sum_rows),
                        .out = out,
                        .rows = rows,
                        .panels = panels,
@@ -336,9 +354,37 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                        .half = half,
                        .per_channel = per_channel,
                        .less = how.less};
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < panels; first += TOGETHER)
-        quantized_outputs(&p, bits, (int)group, first, first + TOGETHER < panels ? first + TOGETHER : panels);
+    if (rows == 1 && how.words <= OWN_WORDS) {
+        one_row(&p, bits, group, x, &how, threads);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static) nowait
+        for (int part = 0; part < threads; part++)
+            ask_for(p.weight + first_of(panels, part, threads) * groups * group * PANEL * bits / 8);
+#pragma omp for schedule(static)
+        for (int part = 0; part < threads; part++) {
+            const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
+            for (int64_t row = 0, some; row < rows; row += some) {
+                some = tile_rows(rows - row, most);
+                for (int64_t r = row; r < row + some; r++)
+                    quantize_groups(x, &how, x_rows, (float *)scale_rows, (float *)sum_rows, r * groups + first,
+                                    r * groups + last);
+                if (rows == 1) break;
+                const int64_t each = how.words / groups, word = row * how.words, place = row * groups;
+                into_tile(x_rows + word, tiles + word, some, how.words, first * each, last * each);
+                into_tile(scale_rows + place, scale_tiles + place, some, groups, first, last);
+                into_tile(sum_rows + place, sum_tiles + place, some, groups, first, last);
+            }
+        }
+#pragma omp for schedule(static)
+        for (int part = 0; part < threads; part++) {
+            const int64_t last = first_of(panels, part + 1, threads);
+            for (int64_t panel = first_of(panels, part, threads); panel < last; panel += TOGETHER)
+                quantized_outputs(&p, bits, (int)group, panel, panel + TOGETHER < last ? panel + TOGETHER : last);
+        }
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------- half precision

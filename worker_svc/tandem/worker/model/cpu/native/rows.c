@@ -107,6 +107,20 @@ void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t 
         }
 }
 
+// Of a table [count, 2 half], cosines, then sines, at `positions` [rows] -> cos and signed sin [rows, 2 half], as the
+// function below takes them. Returns 0, or 1 where the table has no such position.
+int tandem_rotations(const float *table, int64_t count, int64_t half, const int64_t *positions, int64_t rows,
+                     float *cos, float *sin) {
+    for (int64_t row = 0; row < rows; row++, cos += 2 * half, sin += 2 * half) {
+        if (positions[row] < 0 || positions[row] >= count) return 1;
+        const float *from = table + positions[row] * 2 * half;
+        memcpy(cos, from, (size_t)half * sizeof(float));
+        memcpy(cos + half, from, (size_t)half * sizeof(float));
+        for (int64_t i = 0; i < half; i++) sin[i] = -from[half + i], sin[half + i] = from[half + i];
+    }
+    return 0;
+}
+
 INLINE void multiply(float *x, const float *factors, int64_t size) {
     for (int64_t i = 0; i < size; i += 8)
         _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(factors + i)));
