@@ -294,15 +294,13 @@ INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int
     if (rows <= 3)
         for (; i + 128 <= columns; i += 128)
             output_columns(rows, 8, paired, p, width, v, i, d, columns, keys, o, wide, soon);
-    for (; i + 64 <= columns; i += 64)
-        output_columns(rows, 4, paired, p, width, v, i, d, columns, keys, o, wide, soon);
+    for (; i + 64 <= columns; i += 64) output_columns(rows, 4, paired, p, width, v, i, d, columns, keys, o, wide, soon);
     if (i < columns) output_columns(rows, 2, paired, p, width, v, i, d, columns, keys, o, wide, soon);
 }
 
 #define PAIRED 4096  // numbers of values at most that are paired at once: they stay in the first cache
 
-#define SCORE_FEW(R, VECTORS)                                                                                          \
-    score_few(R, q + row * wide, wide, VECTORS, d, keys, s + row * width, width, &soon)
+#define SCORE_FEW(R, VECTORS) score_few(R, q + row * wide, wide, VECTORS, d, keys, s + row * width, width, &soon)
 #define OUTPUT(R, IN_PAIRS)                                                                                            \
     output_rows(R, IN_PAIRS, p + row * width, width, from, d, columns, some, of->o + row * wide, wide, &soon)
 static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
