@@ -107,6 +107,5 @@ def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:
     if all(chunk.samples == 1 for chunk in chunks):
         return Rows([chunk.request for chunk in chunks], ends, masks)
     samples = np.array([chunk.samples for chunk in chunks], dtype=np.int64)
-    first = np.cumsum(samples) - samples
-    positions = np.arange(samples.sum()) + np.repeat(ends + 1 - samples - first, samples)
+    positions = np.arange(samples.sum()) + np.repeat(ends + 1 - np.cumsum(samples), samples)
     return Rows([chunk.request for chunk in chunks for _ in range(chunk.samples)], positions, masks)
