@@ -100,6 +100,7 @@ SHAPES = {
     "qwen2-moe-a2.7b": _of("Qwen1.5-MoE-A2.7B", 2),
     "granite3.1-3b-a800m": _of("granite-3.1-3b-a800m", 6),
     "glm4.5-air-64e": _of("GLM-4.5-Air", 2, n_routed_experts=64),
+    "phi3.5-moe": _of("Phi-3.5-MoE", 1),
     "minimax-m2-64e": _of("MiniMax-M2", 2, num_local_experts=64),
     "deepseek-v3-32e": _of("DeepSeek-V3", 2, first_k_dense_replace=1, n_routed_experts=32),
     "qwen3-next-128e": Shape(DELTA_NETS["Qwen3-Next-80B-A3B"][0], 4, {"num_experts": 128}),

@@ -80,6 +80,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 _NAMES = ["llama with biases", "mistral without a window", "qwen2", "qwen3", "mixtral", "qwen3 moe", *GGUF]
 _NAMES.remove("phi3 with a window")  # which llama.cpp does not look at
+_NAMES.remove("phi moe, the jitter of files")  # whose experts it chooses by a softmax
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     name: (MODELS[name][0], MODELS[name][1] | GRANTED.get(MODELS[name][0], {}) | CHANGES.get(name, {}))
     for name in _NAMES

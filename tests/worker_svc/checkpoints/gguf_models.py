@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "qwen2_moe": "qwen2moe",
     "phi3": "phi3",
+    "phimoe": "phimoe",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "deepseek_v2": "deepseek2",
@@ -165,7 +166,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
     if (
-        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "exaone4")
+        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "phimoe", "exaone4")
         and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)

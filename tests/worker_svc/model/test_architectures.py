@@ -444,6 +444,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": None, "pad_token_id": 0, "rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
     ),
     "phi moe": ("Phimoe", PHIMOE),
+    "phi moe, the jitter of files": ("Phimoe", PHIMOE | {"router_jitter_noise": 0.01, "sliding_window": WINDOW}),
     "phi moe with a window, without biases": (
         "Phimoe",
         PHIMOE | {"sliding_window": WINDOW, "attention_bias": False, "lm_head_bias": False},
@@ -815,6 +816,7 @@ GGUF += [
     "phi3",
     "phi3 with a window",
     "phi3, rotated in part, longrope",
+    "phi moe, the jitter of files",
     "glm4",
 ]
 GGUF += ["glm4 moe", "glm4 moe, groups, norms, scaled", "minimax m2, rotated in part", "gpt oss", "gemma2", "gemma3"]

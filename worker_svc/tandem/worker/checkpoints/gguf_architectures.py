@@ -191,6 +191,13 @@ ARCHITECTURES = {
         longrope=True,
         windowed="phi3",
     ),
+    "phimoe": GgufArchitecture(
+        "phimoe",
+        longrope=True,
+        windowed="phimoe",
+        experts=GgufExperts(normalized=False, always={"score": "mixer", "jitter": 0.01}),
+        always={"norm": "layer", "norm_bias": True, "logit_bias": True},
+    ),
     "glm4": GgufArchitecture(
         "glm4",
         permuted=True,

@@ -183,7 +183,7 @@ class Transformer(torch.nn.Module):
     def _stack(self) -> CompiledStack:
         """Returns the layers that are compiled, and what follows them, once the weights are there."""
         config, ending = self.config, None
-        if self._ends_in_the_call and self._ranks.size == 1:
+        if self._ends_in_the_call and self.ranks.size == 1:
             centred = config.norm == "layer"
             ending = CompiledEnding.of(self.norm.vectors, self.output, config.stream_eps, centred=centred)
         return CompiledStack([self._layer(index).placed for index in range(len(self.layers))], ending)
