@@ -172,6 +172,15 @@ async def test_waiting_for_a_restart_ends_with_the_deadline_and_tells_what_it_wa
         await client.generate("Hi", seed=0, timeout=1.0)
 
 
+async def test_a_deadline_in_a_call_after_a_refusal_tells_what_was_waited_for(
+    client: AsyncClient, worker: CountingWorker
+) -> None:
+    worker.refusals = ["ENGINE_RESTARTING"]
+    worker.pause_at = 0
+    with pytest.raises(DeadlineExceededError, match="not now"):
+        await client.generate("Hi", seed=0, timeout=1.0)
+
+
 async def test_without_a_deadline_waiting_for_a_restart_is_bounded(client: AsyncClient, worker: CountingWorker) -> None:
     client._failover = FailoverSettings(
         attempts=1, restart_seconds=0.2, initial_backoff_seconds=0.01, max_backoff_seconds=0.01

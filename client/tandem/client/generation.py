@@ -12,6 +12,7 @@ from tandem.client.delta_calls import ReceiveIds
 from tandem.client.discovery import LOOKUP_SECONDS
 from tandem.client.errors import (
     CancelledError,
+    DeadlineExceededError,
     InternalError,
     ResourceExhaustedError,
     StatusError,
@@ -120,6 +121,10 @@ class TokenStream:
                     raise
                 error = full
                 may_wait = True
+            except DeadlineExceededError:
+                if error is None or self._progress > known:
+                    raise
+                raise self._context.too_late(error, "worker") from None
             tried.add(worker)
             if self._ended_without_report():
                 self._end(0)

@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from tandem.client.deadline import Deadline
-from tandem.client.errors import CancelledError, ClientClosedError, StatusError, TandemError, from_rpc_error
+from tandem.client.errors import (
+    CancelledError,
+    ClientClosedError,
+    DeadlineExceededError,
+    StatusError,
+    TandemError,
+    deadline_exceeded,
+    from_rpc_error,
+)
 from tandem.client.patience import Patience
 from tandem.client.settings import Credentials
 
@@ -65,7 +73,13 @@ class CallContext:
 
     def in_time(self, after: StatusError, service: str) -> None:
         """Raises DeadlineExceededError, with what was waited for, when no time is left."""
-        self.deadline.remaining(f"waiting for the {service} ({after.message})", service, self.request_id)
+        if self.deadline.left == 0:
+            raise self.too_late(after, service)
+
+    def too_late(self, after: StatusError, service: str) -> DeadlineExceededError:
+        """Returns the error of a deadline that has passed, with what was waited for."""
+        waiting_for = f"waiting for the {service} ({after.message})"
+        return deadline_exceeded(waiting_for, service=service, request_id=self.request_id)
 
     def errors(self, service: str) -> _Errors:
         """Returns a context that turns grpc.aio's errors into this package's exceptions."""

@@ -62,6 +62,10 @@ def allow_wide_attention(allowed: bool) -> bool:
     return bool(calls().tandem_allow_wide_attention(allowed))
 
 
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def put_into_panels(rows: torch.Tensor, panels: torch.Tensor) -> None:
     """Stores `rows [n * 16, columns]` as `panels [n, columns, 16]`, both contiguous and of one dtype."""
     assert rows.is_contiguous() and panels.is_contiguous() and rows.dtype == panels.dtype
@@ -116,14 +120,14 @@ def quantized_product(
         bits,
         weight.data_ptr(),
         scale.data_ptr(),
-        0 if least is None else least.data_ptr(),
-        0 if scale_unit is None else scale_unit.data_ptr(),
-        0 if least_unit is None else least_unit.data_ptr(),
-        0 if table is None else table.data_ptr(),
+        _address(least),
+        _address(scale_unit),
+        _address(least_unit),
+        _address(table),
         SCALES[scale.dtype],
         scale.shape[1] == 1 and groups > 1,
         x.data_ptr(),
-        0 if order is None else order.data_ptr(),
+        _address(order),
         k,
         room.data_ptr(),
         out.data_ptr(),
@@ -161,13 +165,13 @@ def quantized_rows(
         bits,
         weight.data_ptr(),
         scale.data_ptr(),
-        0 if least is None else least.data_ptr(),
-        0 if scale_unit is None else scale_unit.data_ptr(),
-        0 if least_unit is None else least_unit.data_ptr(),
-        0 if table is None else table.data_ptr(),
+        _address(least),
+        _address(scale_unit),
+        _address(least_unit),
+        _address(table),
         SCALES[scale.dtype],
         scale.shape[1],
-        0 if order is None else order.data_ptr(),
+        _address(order),
         columns,
         len(weight),
         groups,

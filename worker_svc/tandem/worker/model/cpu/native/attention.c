@@ -39,11 +39,10 @@ INLINE void soft_cap(float *s, int64_t width, float cap) {
     }
 }
 
-// One row's scores s [width] become weights; keys from `first` to before `last` are seen. Its sums o [d], m and l follow.
-INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *o, int64_t d, float *m, float *l) {
-    for (int64_t i = 0; i < first && i < width; i++) s[i] = -INFINITY;
-    for (int64_t i = last > 0 ? last : 0; i < width; i++) s[i] = -INFINITY;
-    if (first >= last) {
+// One row's scores s [width] become weights; Its sums o [d], m and l follow.
+INLINE void soften(float *s, int64_t width, Seen seen, float *o, int64_t d, float *m, float *l) {
+    hide(s, width, seen);
+    if (seen.first >= seen.last) {
         memset(s, 0, (size_t)width * sizeof(float));
         return;
     }
@@ -120,11 +119,9 @@ static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, c
             floats->scores(of->q, few ? k : plain, d, rows, some, s + key, width, &ahead);
         }
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
-        const int64_t oldest_here = oldest_seen(a->window, place);
-        const int64_t begins = oldest_here > start ? oldest_here - start : 0;
+        const Seen seen = seen_by(a, block, row, start, keys);
         if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
-        soften(s + row * width, looked_at, begins, last, of->o + row * d, d, of->m + row, of->l + row);
+        soften(s + row * width, looked_at, seen, of->o + row * d, d, of->m + row, of->l + row);
         if (digits) w_step[row] = scaled_weights(s + row * width, keys, looked_at, v_scale, weights + row * width);
     }
     if (!one) ahead = asked(a, 0, after);

@@ -83,6 +83,23 @@ INLINE int64_t oldest_seen(int64_t window, int64_t place) {
     return window && place >= window ? place - window + 1 : 0;
 }
 
+// Of the `keys` of the page at position `start`, those that a block's row sees: from the first to before the last.
+typedef struct {
+    int64_t first, last;
+} Seen;
+
+INLINE Seen seen_by(const Attention *a, const int32_t *block, int64_t row, int64_t start, int64_t keys) {
+    const int64_t place = block[2] + row / a->group, oldest = oldest_seen(a->window, place);
+    const Seen seen = {oldest > start ? oldest - start : 0, place + 1 - start < keys ? place + 1 - start : keys};
+    return seen;
+}
+
+// Scores s [width] that are not seen weigh nothing.
+INLINE void hide(float *s, int64_t width, Seen seen) {
+    for (int64_t i = 0; i < seen.first && i < width; i++) s[i] = -INFINITY;
+    for (int64_t i = seen.last > 0 ? seen.last : 0; i < width; i++) s[i] = -INFINITY;
+}
+
 // Vector `first` of the pages, of keys or of values.
 INLINE Vector vectors(const Attention *a, int which, int64_t first) {
     const Vector all = {a->part[which][0], a->part[which][1]};

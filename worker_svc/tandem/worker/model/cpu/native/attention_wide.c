@@ -59,12 +59,10 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
         floats->scores(of->q, few ? k : plain, numbers, rows, some, s + key, width, &soon);
     }
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
-        const int64_t oldest_here = oldest_seen(a->window, place);
-        const int64_t begins = oldest_here > start ? oldest_here - start : 0;
+        const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
-        wide_soften(row_s, looked_at, begins, last, of->o + row * wide, wide, of->m + row, of->l + row);
+        wide_soften(row_s, looked_at, seen, of->o + row * wide, wide, of->m + row, of->l + row);
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);
     for (int64_t key = 0; key < keys; key += chunk) {

@@ -92,11 +92,9 @@ INLINE void wide_soft_cap(float *s, int64_t width, float cap, float unit) {
 }
 
 // As `soften`; o has `wide` numbers.
-INLINE void wide_soften(float *s, int64_t width, int64_t first, int64_t last, float *o, int64_t wide, float *m,
-                        float *l) {
-    for (int64_t i = 0; i < first && i < width; i++) s[i] = -INFINITY;
-    for (int64_t i = last > 0 ? last : 0; i < width; i++) s[i] = -INFINITY;
-    if (first >= last) {
+INLINE void wide_soften(float *s, int64_t width, Seen seen, float *o, int64_t wide, float *m, float *l) {
+    hide(s, width, seen);
+    if (seen.first >= seen.last) {
         memset(s, 0, (size_t)width * sizeof(float));
         return;
     }

@@ -586,12 +586,10 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
     Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
     way->scores(a, of, rows, first, keys, rest, s, width, &soon);
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
-        const int64_t oldest_here = oldest_seen(a->window, place);
-        const int64_t begins = oldest_here > start ? oldest_here - start : 0;
+        const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
-        wide_soften(row_s, looked_at, begins, last, of->o + row * wide, wide, of->m + row, of->l + row);
+        wide_soften(row_s, looked_at, seen, of->o + row * wide, wide, of->m + row, of->l + row);
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);
     way->sums(a, s, rows, width, first, keys, rest, of->o, &soon);

@@ -50,15 +50,14 @@ INLINE __m512 power_of_two(__m512 x) {
     return _mm512_scalef_ps(y, x);
 }
 
-// One row's scores s [width] become weights of bf16, in their place; keys from `first` to before `last` are seen. Its sums o
+// One row's scores s [width] become weights of bf16, in their place. Its sums o
 // [wide], m and l [16] follow.
-INLINE void weigh(float *s, int64_t width, int64_t first, int64_t last, float *o, int64_t wide, float *m, float *l) {
-    if (first >= last) {
+INLINE void weigh(float *s, int64_t width, Seen seen, float *o, int64_t wide, float *m, float *l) {
+    if (seen.first >= seen.last) {
         memset(s, 0, (size_t)width * sizeof(uint16_t));
         return;
     }
-    for (int64_t i = 0; i < first; i++) s[i] = -INFINITY;
-    for (int64_t i = last; i < width; i++) s[i] = -INFINITY;
+    hide(s, width, seen);
     __m512 most = _mm512_set1_ps(*m);
     for (int64_t i = 0; i < width; i += 16) most = _mm512_max_ps(_mm512_load_ps(s + i), most);
     const float largest = _mm512_reduce_max_ps(most);
@@ -324,12 +323,10 @@ static void wide_attention_twos_look_at(const Attention *a, const int32_t *block
         score_many(q, wide, tiles, d, rows, keys, s, width);
     }
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
-        const int64_t oldest_here = oldest_seen(a->window, place);
-        const int64_t begins = oldest_here > start ? oldest_here - start : 0;
+        const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, LOG2_E);
-        weigh(row_s, looked_at, begins, last, of->o + row * wide, wide, of->m + row, sums_of(of, row));
+        weigh(row_s, looked_at, seen, of->o + row * wide, wide, of->m + row, sums_of(of, row));
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);
     const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = few ? keys : 2 * pairs;

@@ -187,9 +187,9 @@ static void arrange(const Matrix *m, const Inputs *in, const int32_t *order, int
     } else if (rows > 1 && is_quantized(m)) {
         const Rounding how = rounding_for(m);
         const int64_t words = how.words, groups = m->groups, most = quantized_rows(&how);
-        by_tiles(in->q + from * words, order, to, rows, words, most, 1);
-        by_tiles((const int32_t *)in->scale + from * groups, order, to + rows * words, rows, groups, most, 1);
-        by_tiles((const int32_t *)in->sum + from * groups, order, to + rows * (words + groups), rows, groups, most, 1);
+        by_tiles(in->q + from * words, order, to, rows, words, most);
+        by_tiles((const int32_t *)in->scale + from * groups, order, to + rows * words, rows, groups, most);
+        by_tiles((const int32_t *)in->sum + from * groups, order, to + rows * (words + groups), rows, groups, most);
     } else if (rows > 1 && order) {
         for (int64_t r = 0; r < rows; r++)
             memcpy(to + r * m->inputs, in->x + order[r] * m->inputs, (size_t)m->inputs * sizeof(float));

@@ -46,8 +46,7 @@ int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out,
 void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
                      int64_t last_place);
 int64_t quantized_rows(const Rounding *how);
-void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most,
-              int threads);
+void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most);
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last);
 void half_outputs(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t panels,
                   int64_t first, int64_t last);

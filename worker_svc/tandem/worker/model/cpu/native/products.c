@@ -284,13 +284,11 @@ int64_t quantized_rows(const Rounding *how) {
 }
 
 // Rows `order`, or the first ones where it is null, of [.., width] -> of each tile of up to `most` rows [width, rows].
-void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most,
-              int threads) {
+void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most) {
     for (int64_t row = 0, some; row < rows; row += some) {
         some = tile_rows(rows - row, most);
         const int32_t *of[DIGIT_ROWS];
         for (int64_t r = 0; r < some; r++) of[r] = from + (order ? order[row + r] : row + r) * width;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && some * width > 16384)
         for (int64_t i = 0; i < width; i++)
             for (int64_t r = 0; r < some; r++) to[row * width + i * some + r] = of[r][i];
     }
