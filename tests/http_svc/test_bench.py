@@ -41,7 +41,8 @@ def test_the_same_load_costs_the_same_tokens_by_either_way_and_turns_find_the_on
         rows = result["requests"]  # in order, one at a time
         assert len(rows) == 8
         assert all(120 < row["prompt_tokens"] < 170 for row in rows[::2]), "140 tokens, as nearly as words allow"
-        assert all(row["output_tokens"] == 6 and row["ttft"] > 0 and row["gaps"] for row in rows)
+        assert all(row["output_tokens"] == 6 and row["ttft"] > 0 for row in rows)
+        assert all(len(row["gaps"]) < 6 for row in rows), "tokens that arrive together have no gap"
         assert all(row["cached_tokens"] >= 100 for row in rows[1::2]), "what the turn before left"
     prompts = [sorted(row["prompt_tokens"] for row in result["requests"]) for result in kept.values()]
     assert prompts[0] == prompts[1], "the same seed asks the same"

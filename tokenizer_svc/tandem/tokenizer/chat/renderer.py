@@ -51,9 +51,9 @@ class ChatRenderer:
 
     async def close(self) -> None:
         """Ends all processes."""
-        for process in list(self._all):
-            await self._kill(process)
         self._idle.clear()
+        while self._all:
+            await self._kill(next(iter(self._all)))
 
     async def _ask(self, line: bytes) -> list[tuple[Origin, str]]:
         try:
@@ -162,7 +162,11 @@ class ChatRenderer:
         return killed
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
-        self._all.discard(process)
+        """Ends a process. Whoever waits for that may be cancelled: `close` waits for what is left."""
         with suppress(ProcessLookupError):
             process.kill()
+        await asyncio.shield(self._ended(process))
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
+        self._all.discard(process)
