@@ -21,7 +21,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -123,7 +123,8 @@ def loop(options: argparse.Namespace) -> dict[str, object]:
     engine = built.engine
     runner = engine._runner
     assert isinstance(runner, ModelRunner)
-    engine._runner = recorder = Recorder(runner)
+    recorder = Recorder(runner)
+    engine._runner = recorder  # type: ignore[assignment]  # what this loop calls of it
     requests, length, tokens = 64, 64, 64
     seconds: dict[str, list[float]] = {"engine": [], "bare": []}
     for round_number in range(options.rounds + 1):
@@ -151,7 +152,8 @@ def loop(options: argparse.Namespace) -> dict[str, object]:
 def prefix(options: argparse.Namespace) -> dict[str, float]:
     built = build(options, rope_scale=2.0, context_length=1024)  # the demo model's own context is shorter
     length = 1000
-    cold, warm = [], []
+    cold: list[float] = []
+    warm: list[float] = []
     for round_number in range(options.rounds + 1):
         prompt = random_prompts(built, 1, length, 100 + round_number)[0]
         for seconds in (cold, warm):
@@ -197,7 +199,7 @@ def bits(options: argparse.Namespace) -> dict[str, object]:
     }
     for batch in batches:
         ids = np.random.default_rng(0).integers(3, config.vocab_size, batch).astype(np.int32)
-        ways = {
+        ways: dict[str, Callable[[np.ndarray, int], object]] = {
             "reproducible": model.reproducible_step,
             "paged": partial(model.plain_step, kind="paged"),
             "bmm": partial(model.plain_step, kind="bmm"),

@@ -82,8 +82,8 @@ async def through_smg(
 ) -> dict[str, float]:
     """One run with fresh workers, whose caches are empty, and a fresh gateway with these flags."""
     async with AsyncExitStack() as stack:
-        flags = ("--gateway", f"--model={MODEL}", "--model-name=demo", "--threads=1", f"--page-size={PAGE}")
-        flags += (f"--kv-cache-tokens={options.cache}", "--metrics-port=0")
+        flags = ["--gateway", f"--model={MODEL}", "--model-name=demo", "--threads=1", f"--page-size={PAGE}"]
+        flags += [f"--kv-cache-tokens={options.cache}", "--metrics-port=0"]
         workers = [await stack.enter_async_context(service("tandem.worker", *flags)) for _ in range(2)]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         more = ("--block-size", str(PAGE), *gateway)

@@ -252,9 +252,10 @@ def model_of(size: str, scale: Scale) -> ModelConfig:
 def built(size: str, quantize: str, reproducible: bool, scale: Scale) -> BuiltEngine:
     """An engine with what users get: the rest is left to the defaults, but for what a CPU would take long for."""
     small: dict[str, Any] = {"max_running_requests": scale.batch, "kv_cache_tokens": scale.batch * 2112}
+    said: dict[str, Any] = {"dtype": str(scale.dtype).removeprefix("torch."), "quantize": quantize}
     options = EngineConfig(
-        model="random", device=scale.device, dtype=str(scale.dtype).removeprefix("torch."), reproducible=reproducible,
-        quantize=quantize, **(small if scale.device == "cpu" else {}),
+        model="random", device=scale.device, reproducible=reproducible, **said,
+        **(small if scale.device == "cpu" else {}),
     )  # fmt: skip
     checkpoint = RandomCheckpoint(model_of(size, scale), scale.device, scale.dtype)
     return build_engine(options, checkpoint=checkpoint)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_parts import GREEDY, Scale, Stopwatch, median_seconds, prompt
@@ -44,14 +44,15 @@ def run_requests(
         request = Request.make(number, ids, chosen, Stopping(max_tokens=after), bypass=True)
         change(request)
         engine.engine.submit(request)
-    runner, forward = engine.engine._runner, engine.engine._runner.forward
+    runner = engine.engine._runner
+    forward = runner.forward
     passes = Stopwatch(engine.device.type)
 
     def timed(work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         with passes.running():
             return forward(work, sampled)
 
-    before = dataclasses.replace(engine.engine.scheduler.statistics)
+    counted = dataclasses.replace(engine.engine.scheduler.statistics)
     runner.forward = timed  # type: ignore[method-assign]
     try:
         told = []
@@ -69,7 +70,7 @@ def run_requests(
         "steps": len(forwards),
         "output_tokens_per_second": len(ids) / seconds,
         "forward_share": sum(forwards) / seconds,
-        "overlapped_steps": engine.engine.scheduler.statistics.overlapped_steps - before.overlapped_steps,
+        "overlapped_steps": engine.engine.scheduler.statistics.overlapped_steps - counted.overlapped_steps,
         "ids": hashlib.sha256(ids.tobytes()).hexdigest()[:16],
     }
 

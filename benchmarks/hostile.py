@@ -232,17 +232,18 @@ def _ordinary_process(address: str, kind: str, streams: int, pipe: multiprocessi
 
 async def _send(channel: grpc.aio.Channel, hostile: Hostile) -> str:
     call: Any
+    raw: Any = hostile.raw
     try:
         if hostile.method.endswith("DecodeStream"):
-            call = channel.stream_stream(hostile.method)([hostile.raw], timeout=120)
+            call = channel.stream_stream(hostile.method)(iter([raw]), timeout=120)
             async for _ in call:
                 pass
         elif hostile.method.endswith("Generate"):
-            call = channel.unary_stream(hostile.method)(hostile.raw, timeout=120)
+            call = channel.unary_stream(hostile.method)(raw, timeout=120)
             async for _ in call:
                 pass
         else:
-            await channel.unary_unary(hostile.method)(hostile.raw, timeout=120)
+            await channel.unary_unary(hostile.method)(raw, timeout=120)
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return "OK"

@@ -25,6 +25,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -35,7 +36,7 @@ from benchmarks.serving import prompts, running, service, write_larger
 from tandem.client import AsyncClient
 
 VOCABULARY = 2048
-GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
 
 
 async def over_sdk(client: AsyncClient, batch: list[list[int]], tokens: int) -> int:
@@ -126,7 +127,7 @@ async def measure(model: str, options: argparse.Namespace) -> dict[str, object]:
                 if round_number:
                     rates[name].append(count / (time.perf_counter() - began))
                     costs[name].append((time.clock_gettime(clock) - used) / count * 1e6)
-    rows: dict[str, object] = {}
+    rows: dict[str, dict[str, object]] = {}
     for name in ways:
         rows[name] = {
             "tokens_per_second": round(statistics.median(rates[name])),

@@ -160,7 +160,8 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()
     if options.ours:
-        print(json.dumps(measure_ours(*options.ours, options)))
+        path, form = options.ours
+        print(json.dumps(measure_ours(path, form, options)))
         return
     from benchmarks.machine import save
     from benchmarks.random_gguf import write_gguf

@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ READ = 1 << 27  # numbers of 8 bytes that tell how quickly memory is read
 ALIKE = 24  # ids after which both engines choose the next
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 GREEDY_PROMPT = [3 + 7919 * place % 31000 for place in range(ALIKE)]
-KINDS = {  # of the file -> what our engine is told beside
+KINDS: dict[str, dict[str, Any]] = {  # of the file -> what our engine is told beside
     "F32": {"dtype": "float32"},
     "BF16": {"dtype": "bfloat16"},
     "F16": {"dtype": "float16"},
@@ -55,7 +56,7 @@ KINDS = {  # of the file -> what our engine is told beside
 }
 
 
-def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, Any]:
+def measure_ours(path: str, fields: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
 
@@ -70,7 +71,7 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
             threads=options.threads,
             kv_cache_tokens=max(16 * 256, max(options.prompts) + 256),
             max_batch_tokens=1024,
-            **fields,  # type: ignore[arg-type]
+            **fields,
         )
     )
     engine, generator, number = built.engine, np.random.default_rng(0), 0
@@ -105,7 +106,8 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
     for batch, times in BATCHES.items():
         for _ in range(batch):
             submit(options.context, times * options.steps + 3)
-        seconds, reading = [], []
+        seconds: list[float] = []
+        reading: list[float] = []
         plain = torch.ones(READ, dtype=torch.int64) if batch == 1 else None
         while engine.has_work:
             began = clock()

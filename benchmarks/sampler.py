@@ -123,7 +123,7 @@ def main() -> None:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for kind in options.logits:
         logits = KINDS[kind](options.rows, options.vocabulary, torch.Generator().manual_seed(0))
-        ways = {"softmax + multinomial": bare}
+        ways: dict[str, Callable[[torch.Tensor], None]] = {"softmax + multinomial": bare}
         ways |= {name: chain(*way, options.rows, options.context) for name, way in WAYS.items()}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for round_number in range(options.rounds + 1):

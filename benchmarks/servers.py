@@ -31,10 +31,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -48,7 +49,7 @@ from benchmarks.shapes import SHAPES
 from benchmarks.word_model import prompts, text_of, write_model
 from tandem.client import AsyncClient
 
-GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
 KINDS = ("BF16", "Q8_0", "Q4_0")
 REST_CORES = 0.05  # that all servers together may use between two rounds
 LONGEST_REST_SECONDS = 60.0
@@ -66,7 +67,7 @@ class Answer:
 Ask = Callable[[list[int], int], Awaitable[Answer]]  # a prompt, and how many tokens are wanted
 
 
-def over_http(address: str, model: str, extra: dict[str, object], *, takes_ids: bool = True) -> Ask:
+def over_http(address: str, model: str, extra: Mapping[str, object], *, takes_ids: bool = True) -> Ask:
     """Asks a server of OpenAI's completions; `takes_ids` says whether prompts may be ids, else they are text."""
     client = openai.AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=3600)
 
@@ -213,7 +214,7 @@ async def measure(
                 told = f"{way.rates[-1]:.1f} tokens/s, others {way.others[-1]:.2f} cores"
                 print(f"  {name}: {told}", flush=True)
             rows = {name: row(way, ways["tandem"], count * options.tokens) for name, way in ways.items()}
-            tell(rows | failed)
+            tell({**rows, **failed})
 
 
 async def add_peers(

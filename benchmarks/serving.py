@@ -37,7 +37,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -169,7 +169,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
         tokenizer = await stack.enter_async_context(running("tandem.tokenizer", f"--tokenizer={options.model}"))
         flags = (f"--model={options.model}", f"--threads={options.threads}", f"--dtype={options.dtype}")
         worker = await stack.enter_async_context(running("tandem.worker", *flags))
-        addresses = {"tokenizer": tokenizer.address, "worker": worker.address}
+        addresses: dict[str, Any] = {"tokenizer": tokenizer.address, "worker": worker.address}
         client = await stack.enter_async_context(AsyncClient(**addresses))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(worker.address))
         processes = {

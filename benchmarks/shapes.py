@@ -44,7 +44,7 @@ class Shape:
         special = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
         for name in ("architectures", "quantization_config", "auto_map"):
             own.pop(name, None)
-        return own | cut | {"num_hidden_layers": layers} | vocabulary | special | self.changes
+        return own | cut | {"num_hidden_layers": layers} | vocabulary | special | dict(self.changes)
 
 
 def _of(name: str, layers: int, *, experts: str = "", **changes: Any) -> Shape:
@@ -56,13 +56,13 @@ _LLAMA = {
     **{"num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "rms_norm_eps": 1e-5},
     **{"max_position_embeddings": 8192, "tie_word_embeddings": False},
 }
-_QWEN3 = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
+_QWEN3: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
 _QWEN35 = {
     **{"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2},
     **{"linear_num_value_heads": 16, "tie_word_embeddings": True},
 }
 # As llama.cpp's converter takes it: a Llama, without the scaling of RoPE that its files cannot say.
-_AS_LLAMA = {"model_type": "llama", "rope_scaling": None}
+_AS_LLAMA: dict[str, Any] = {"model_type": "llama", "rope_scaling": None}
 
 # llama.cpp takes which layers are of which kind for granted, so that some need four of them, and fewer experts.
 SHAPES = {

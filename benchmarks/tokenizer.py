@@ -115,6 +115,10 @@ def _encode_half(half: int) -> int:
     return sum(len(vocabulary.encode(text)) for text in texts[half::2])
 
 
+def _in_threads(threads: ThreadPoolExecutor) -> list[int]:
+    return list(threads.map(_encode_half, (0, 1)))
+
+
 async def measure_threads(data: Path, corpus: str, rounds: int) -> dict[str, object]:
     """Ten texts of 100 kB. What two processes make of it is what the machine has to give."""
     global _WORKED_ON
@@ -126,8 +130,8 @@ async def measure_threads(data: Path, corpus: str, rounds: int) -> dict[str, obj
             seconds = await alternate(
                 max(rounds, 20),
                 one=lambda: [_encode_half(0), _encode_half(1)],
-                threads=lambda threads=threads: list(threads.map(_encode_half, (0, 1))),
-                processes=lambda processes=processes: processes.map(_encode_half, (0, 1), chunksize=1),
+                threads=partial(_in_threads, threads),
+                processes=partial(processes.map, _encode_half, (0, 1), chunksize=1),
             )
         results[name] = {
             "seconds": seconds,
@@ -135,6 +139,10 @@ async def measure_threads(data: Path, corpus: str, rounds: int) -> dict[str, obj
             "two processes / one": seconds["one"] / seconds["processes"],
         }
     return results
+
+
+def each_of(function: Callable[[str], object], texts: list[str]) -> list[object]:
+    return [function(text) for text in texts]
 
 
 async def cpu_share(
@@ -165,7 +173,7 @@ async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, obje
     megabyte = corpus[:1_000_000]
     short = [corpus[at : at + 200] for at in range(0, 256 * 200, 200)]
     ranks = load_tiktoken_bpe(str(data / "formats/llama3/tokenizer.model"))
-    libraries = {
+    libraries: dict[str, Callable[[str], object]] = {
         "llama3": tiktoken.Encoding("x", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens={}).encode_ordinary,
         "llama2": SentencePieceProcessor(model_file=str(data / "formats/llama2/tokenizer.model")).encode,
     }
@@ -178,18 +186,16 @@ async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, obje
             large = pb.BatchEncodeRequest(inputs=[input_of(corpus[at : at + 100_000]) for at in range(0, 10**6, 10**5)])
             seconds = await alternate(
                 rounds,
-                library_1mb=lambda library=library: library(megabyte),
-                service_1mb=lambda two=two, whole=whole: two.Encode(whole),
-                library_256x200=lambda library=library: [library(text) for text in short],
-                service_256x200=lambda two=two, batch=batch: two.BatchEncode(batch),
-                one_thread_10x100kb=lambda one=one, large=large: one.BatchEncode(large),
-                two_threads_10x100kb=lambda two=two, large=large: two.BatchEncode(large),
+                library_1mb=partial(library, megabyte),
+                service_1mb=partial(two.Encode, whole),
+                library_256x200=partial(each_of, library, short),
+                service_256x200=partial(two.BatchEncode, batch),
+                one_thread_10x100kb=partial(one.BatchEncode, large),
+                two_threads_10x100kb=partial(two.BatchEncode, large),
             )
             cpu = {
-                "1 MB": await cpu_share(lambda library=library: library(megabyte), two, two_process, whole, 5),
-                "256 x 200": await cpu_share(
-                    lambda library=library: [library(text) for text in short], two, two_process, batch, 50
-                ),
+                "1 MB": await cpu_share(partial(library, megabyte), two, two_process, whole, 5),
+                "256 x 200": await cpu_share(partial(each_of, library, short), two, two_process, batch, 50),
             }
         results[name] = {
             "seconds": seconds,
@@ -217,8 +223,8 @@ async def measure_decode(data: Path, ours: Tokenizer, corpus: str, rounds: int) 
             request = pb.BatchDecodeRequest(inputs=[pb.DecodeInput(ids=part) for part in parts])
             seconds = await alternate(
                 rounds,
-                one=lambda request=request: one.BatchDecode(request),
-                two=lambda request=request: two.BatchDecode(request),
+                one=partial(one.BatchDecode, request),
+                two=partial(two.BatchDecode, request),
             )
             count = sum(map(len, parts)) / 1e6
             results[name] = {f"{threads} thread(s)": count / taken for threads, taken in seconds.items()}
@@ -413,7 +419,7 @@ async def measure_floor() -> dict[str, object]:
     async with echo_service() as (channel, server):
 
         async def one(count: int) -> None:
-            call = channel.stream_stream("/echo/Stream")()
+            call: Any = channel.stream_stream("/echo/Stream")()
             for _ in range(count):
                 await call.write(b"a message")
                 await call.read()
@@ -433,7 +439,7 @@ async def measure_small(data: Path, corpus: str, rounds: int) -> dict[str, objec
     result: dict[str, object] = {}
     async with service(f"--tokenizer={data}/formats/llama3") as (stub, process, _), echo_service() as (channel, bare):
         servers = {"encode": process.pid, "echo": bare.pid}
-        same = channel.unary_unary("/echo/Unary")
+        same: Any = channel.unary_unary("/echo/Unary")
         raw = request.SerializeToString()
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "encode": lambda: stub.Encode(request),

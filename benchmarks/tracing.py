@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -54,7 +55,7 @@ async def receiver() -> AsyncIterator[str]:
         return b""
 
     server = grpc.aio.server()
-    method = grpc.unary_unary_rpc_method_handler(export)
+    method: Any = grpc.unary_unary_rpc_method_handler(export)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXPORT, {"Export": method}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.attention import Scores
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Parts, kv_format
 from tandem.worker.model.operations import TorchOperations
@@ -20,6 +21,7 @@ from tandem.worker.model.rope import rotate
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner, Work
 from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.unfinished import FINISHED, Unfinished
 from tandem.worker.model.weights import WeightFiller
 
 
@@ -49,11 +51,12 @@ class UnpagedOperations(TorchOperations):
         rotation: tuple[torch.Tensor, torch.Tensor],
         cache: KVCache,
         layer: int,
-        slots: torch.Tensor,
+        slots: torch.Tensor | None,
+        first: Unfinished = FINISHED,
     ) -> torch.Tensor:
         self._layer = layer
         if not self.length or self.kind == "paged":
-            return super().rotate_and_store(qkv, rotation, cache, layer, slots)
+            return super().rotate_and_store(qkv, rotation, cache, layer, slots, first)
         kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
@@ -61,16 +64,16 @@ class UnpagedOperations(TorchOperations):
         self._values[layer][: len(qkv), :, self.length - 1] = qkv[:, heads + kv_heads :]
         return qk[:, :heads]
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float, *_: object) -> torch.Tensor:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """A `Plan`: one query a sequence, `[B, heads, head_dim]`."""
         batch = len(q)
         if self.kind == "paged":
             k, v = (self._gathered(part[0]) for part in (keys, values))
-            return self._product(q, k, v, scale)
+            return self._product(q, k, v, scores.scale)
         k, v = (stored[self._layer][:batch, :, : self.length] for stored in (self._keys, self._values))
         if self.kind == "sdpa":
-            return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=scale, enable_gqa=True).squeeze(2)
-        return self._product(q, k, v, scale)
+            return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=scores.scale, enable_gqa=True).squeeze(2)
+        return self._product(q, k, v, scores.scale)
 
     def _gathered(self, pages: torch.Tensor) -> torch.Tensor:
         """`[pages, kv_heads, page_size, head_dim]` as `[batch, kv_heads, length, head_dim]`."""
@@ -103,8 +106,8 @@ class RandomModel:
         self.each = -(-length // page_size)  # pages
         pages = batch * self.each
         stored = kv_format("auto", dtype)
-        shape = CacheShape(config.cache_heads, pages, page_size, stored)
-        self.runner = ModelRunner(self.model, KVCache(shape, "cpu"))
+        cache = CacheShape(config.cache_heads, pages, page_size, stored)
+        self.runner = ModelRunner(self.model, KVCache(cache, "cpu"))
         self.row_invariant = choose_padding(self.runner)
         self.operations.make_room(config, dtype, batch, length)
 

@@ -11,7 +11,7 @@ from enum import Enum
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.client.affinity import FRESH_SECONDS, Failures, LoadReport
 from tandem.client.delta_calls import DeltaCalls, DeltaPlace, Receive, ReceiveIds
