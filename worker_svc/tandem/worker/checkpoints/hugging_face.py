@@ -31,7 +31,7 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.heads import TABLES, head_config
-from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT, Architecture
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import EMBEDDING, OUTPUT, Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
 from tandem.worker.checkpoints.hugging_face_heads import head_tensors, layer_of_head, stored_name

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tandem.worker.checkpoints.fields import REQUIRED, Fields, build
-from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture, ExpertFields
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_fields import ACTIVATIONS, CONFIG, ROPE, ROPE_OF
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS

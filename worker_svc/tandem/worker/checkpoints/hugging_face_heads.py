@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.heads import require_one
-from tandem.worker.checkpoints.hugging_face_architectures import Architecture
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 
 _BESIDE = "mtp."
 _OWN_NAMES = {

@@ -17,7 +17,7 @@ import torch
 
 from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.hugging_face_architectures import Architecture
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba

@@ -8,7 +8,8 @@ from typing import Any
 
 from tandem.worker.checkpoints.checkpoint import CheckpointError
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.known_fields import USED, Only

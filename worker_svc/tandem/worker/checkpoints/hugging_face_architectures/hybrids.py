@@ -1,0 +1,161 @@
+"""Models some of whose layers have states; see `recurrences.py` of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
+from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES, GRANITE_MOE_NAMES, SHARED_EXPERT
+from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
+from tandem.worker.checkpoints.hugging_face_mamba import falcon_h1, granite_hybrid, nemotron_h, with_layers
+
+_HYBRID_NAMES = LAYER_NAMES | {
+    "delta_net.qkv": "linear_attn.in_proj_qkv.weight",
+    "delta_net.z": "linear_attn.in_proj_z.weight",
+    "delta_net.b": "linear_attn.in_proj_b.weight",
+    "delta_net.a": "linear_attn.in_proj_a.weight",
+    "delta_net.filter": "linear_attn.conv1d.weight",
+    "delta_net.rate": "linear_attn.A_log",
+    "delta_net.bias": "linear_attn.dt_bias",
+    "delta_net.norm_weight": "linear_attn.norm.weight",
+    "delta_net.output": "linear_attn.out_proj.weight",
+    **SHARED_EXPERT,
+}
+_LFM2_NAMES = LAYER_NAMES | {
+    "attention.norm": "operator_norm.weight",
+    "attention.output": "self_attn.out_proj.weight",
+    "attention.q_norm": "self_attn.q_layernorm.weight",
+    "attention.k_norm": "self_attn.k_layernorm.weight",
+    "mlp.norm": "ffn_norm.weight",
+    "mlp.gate": "feed_forward.w1.weight",
+    "mlp.up": "feed_forward.w3.weight",
+    "mlp.down": "feed_forward.w2.weight",
+    "router": "feed_forward.gate.weight",
+    "router_bias": "feed_forward.expert_bias",
+    "experts.gate": "feed_forward.experts.{}.w1.weight",
+    "experts.up": "feed_forward.experts.{}.w3.weight",
+    "experts.down": "feed_forward.experts.{}.w2.weight",
+    "short_convolution.gates_and_input": "conv.in_proj.weight",
+    "short_convolution.gates_and_input_bias": "conv.in_proj.bias",
+    "short_convolution.filter": "conv.conv.weight",
+    "short_convolution.filter_bias": "conv.conv.bias",
+    "short_convolution.output": "conv.out_proj.weight",
+    "short_convolution.output_bias": "conv.out_proj.bias",
+}
+
+
+def _mamba_names(module: str) -> dict[str, str]:
+    inputs = ("z", "channels", "dt")
+    return {
+        **{f"mamba.{name}": f"{module}.in_proj.weight" for name in inputs},
+        **{f"mamba.{name}_bias": f"{module}.in_proj.bias" for name in inputs},
+        "mamba.filter": f"{module}.conv1d.weight",
+        "mamba.filter_bias": f"{module}.conv1d.bias",
+        "mamba.rate": f"{module}.A_log",
+        "mamba.bias": f"{module}.dt_bias",
+        "mamba.skip": f"{module}.D",
+        "mamba.norm_weight": f"{module}.norm.weight",
+        "mamba.output": f"{module}.out_proj.weight",
+        "mamba.output_bias": f"{module}.out_proj.bias",
+    }
+
+
+_GRANITE_HYBRID_NAMES = (
+    GRANITE_MOE_NAMES
+    | _mamba_names("mamba")
+    | {
+        f"{which}.{matrix}": f"shared_mlp.{stored}_linear.weight"
+        for which in ("mlp", "shared")
+        for matrix, stored in (("gate", "input"), ("up", "input"), ("down", "output"))
+    }
+)
+_KINDS = {"": "weight", "_bias": "bias"}
+_NEMOTRON_NAMES = (
+    {name: stored.replace("self_attn.", "mixer.") for name, stored in LAYER_NAMES.items()}
+    | _mamba_names("mixer")
+    | {"attention.norm": "norm.weight"}
+    | {
+        name: stored.replace("mlp.", "mixer.")
+        for name, stored in GLM4_MOE_NAMES.items()
+        if name.startswith(("mlp.", "router", "shared.", "experts."))
+    }
+    | {f"into_experts{kind}": f"mixer.fc1_latent_proj.{stored}" for kind, stored in _KINDS.items()}
+    | {f"out_of_experts{kind}": f"mixer.fc2_latent_proj.{stored}" for kind, stored in _KINDS.items()}
+)
+_FALCON_NAMES = (
+    {name: stored.replace("mlp.", "feed_forward.") for name, stored in LAYER_NAMES.items()}
+    | _mamba_names("mamba")
+    | {"mlp.norm": "pre_ff_layernorm.weight"}
+)
+_HYBRID: Mapping[str, Any] = {
+    "layer_names": _HYBRID_NAMES,
+    "special_ids": {},
+    "head_dim": 256,
+    "qk_norm": "head",
+    "norms_from_one": True,
+    "hybrid": True,
+    "always": {"attention_gate": True},
+}
+_LFM2: Mapping[str, Any] = {
+    "layer_names": _LFM2_NAMES,
+    "final_norm": "model.embedding_norm.weight",
+    "rope_theta": 1e6,
+    "qk_norm": "head",
+    "tied": True,
+    "norm_eps": "norm_eps",
+    "own_layer_kinds": True,
+}
+
+HYBRIDS = (
+    Architecture("qwen3_next", "Qwen3NextForCausalLM", **_HYBRID),
+    Architecture(
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+        **_HYBRID,
+        wrapped=("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+    ),
+    Architecture(
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        **_HYBRID,
+        wrapped=("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+    ),
+    Architecture("lfm2", "Lfm2ForCausalLM", **_LFM2, intermediate_size=12288, further=lfm2),
+    Architecture("lfm2_moe", "Lfm2MoeForCausalLM", **_LFM2, intermediate_size=7168, further=lfm2_moe),
+    Architecture(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        _GRANITE_HYBRID_NAMES,
+        attention_bias=False,
+        attention_multiplier=1.0,
+        own_layer_kinds=True,
+        further=granite_hybrid,
+    ),
+    Architecture(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        _NEMOTRON_NAMES,
+        mlp_bias=True,
+        final_norm="model.norm_f.weight",
+        head_dim=128,
+        intermediate_size=21504,
+        attention_bias=False,
+        norm_eps="layer_norm_epsilon",
+        own_layer_kinds=True,
+        prepared=with_layers,
+        further=nemotron_h,
+        renamed={"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."},
+        always={"activation": "relu2", "gated": False},
+        float32_router=True,
+    ),
+    Architecture(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        _FALCON_NAMES,
+        mlp_bias=True,
+        final_norm="model.final_layernorm.weight",
+        own_layer_kinds=True,
+        further=falcon_h1,
+    ),
+)

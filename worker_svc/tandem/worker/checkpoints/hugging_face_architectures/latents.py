@@ -1,0 +1,156 @@
+"""Models that store latents instead of keys and values; see `latents.py` of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
+from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES
+from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
+
+_LATENT_NAMES = GLM4_MOE_NAMES | {
+    "attention.query_latent": "self_attn.q_a_proj.weight",
+    "attention.query_latent_bias": "self_attn.q_a_proj.bias",
+    "attention.query_norm": "self_attn.q_a_layernorm.weight",
+    "attention.query_up": "self_attn.q_b_proj.weight",
+    "attention.latent": "self_attn.kv_a_proj_with_mqa.weight",
+    "attention.latent_bias": "self_attn.kv_a_proj_with_mqa.bias",
+    "attention.latent_norm": "self_attn.kv_a_layernorm.weight",
+    "attention.key_up": "self_attn.kv_b_proj.weight",
+    "attention.value_up": "self_attn.kv_b_proj.weight",
+}
+_INDEXED_NAMES = _LATENT_NAMES | {
+    "attention.index_query": "self_attn.indexer.wq_b.weight",
+    "attention.index_key": "self_attn.indexer.wk.weight",
+    "attention.index_norm": "self_attn.indexer.k_norm.weight",
+    "attention.index_norm_bias": "self_attn.indexer.k_norm.bias",
+    "attention.index_weights": "self_attn.indexer.weights_proj.weight",
+}
+_INDEXED: Mapping[str, Any] = {
+    "layer_names": _INDEXED_NAMES,
+    "special_ids": {"bos_token_id": 0, "eos_token_id": 1},
+    "attention_bias": False,
+    "interleaved": True,
+    "latents": True,
+    "drafting_layers": True,
+    "own_layer_kinds": True,
+    "float32_router": True,
+}
+_INDEXED_EXPERTS: Mapping[str, Any] = {
+    "counts": ("n_routed_experts", "num_local_experts"),
+    "count": 256,
+    "normalized_by_default": True,
+    "dense": "kinds",
+    "dense_first": 3,
+    "shared": "count",
+    "grouped": True,
+    "scale": 2.5,
+    "always": {"score": "sigmoid", "biased": True},
+}
+
+LATENTS = (
+    Architecture(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        _LATENT_NAMES,
+        attention_bias=False,
+        mlp_bias=True,
+        interleaved=True,
+        latents=True,
+        experts=ExpertFields(
+            ("n_routed_experts", "num_experts"),
+            64,
+            dense="first",
+            dense_first=0,
+            shared="count",
+            shared_count=2,
+            grouped=True,
+            greedy=True,
+            always={"best_of_group": 1},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        _LATENT_NAMES,
+        special_ids={"bos_token_id": 0, "eos_token_id": 1},
+        attention_bias=False,
+        interleaved=True,
+        latents=True,
+        drafting_layers=True,
+        also_named=("kimi_k2",),
+        experts=ExpertFields(
+            ("n_routed_experts", "num_local_experts"),
+            256,
+            normalized_by_default=True,
+            dense="first",
+            dense_first=3,
+            shared="count",
+            grouped=True,
+            groups={"n_group": 8, "topk_group": 4},
+            scale=2.5,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "deepseek_v32",
+        "DeepseekV32ForCausalLM",
+        **_INDEXED,
+        experts=ExpertFields(**_INDEXED_EXPERTS, groups={"n_group": 8, "topk_group": 4}),
+        further=deepseek_v32,
+    ),
+    Architecture(
+        "glm_moe_dsa",
+        "GlmMoeDsaForCausalLM",
+        **_INDEXED,
+        index_interleaved=True,
+        experts=ExpertFields(**_INDEXED_EXPERTS),
+        further=glm_moe_dsa,
+    ),
+    Architecture(
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        _LATENT_NAMES,
+        special_ids={"bos_token_id": 0, "eos_token_id": 1},
+        attention_bias=False,
+        interleaved=True,
+        latents=True,
+        drafting_layers=True,
+        experts=ExpertFields(
+            ("n_routed_experts", "num_local_experts"),
+            64,
+            4,
+            normalized_by_default=True,
+            dense="kinds",
+            shared="count",
+            grouped=True,
+            scale=1.8,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "youtu",
+        "YoutuForCausalLM",
+        _LATENT_NAMES,
+        special_ids={"bos_token_id": 128000, "eos_token_id": 128001},
+        attention_bias=False,
+        interleaved=True,
+        latents=True,
+        tied=True,
+    ),
+    Architecture(
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        _LATENT_NAMES,
+        attention_bias=False,
+        mlp_bias=True,
+        latents=True,
+        longrope=True,
+        tied=True,
+        prepared=minicpm3,
+    ),
+)
