@@ -26,10 +26,7 @@ KEPT_SECONDS = 60.0
 # where they take all of it, the largest is ended.
 ADMITTED_SHARE = 0.75
 MAX_DEATHS = 1  # of its process that a request survives: it may have been killed for no fault of its guide
-# A process that gets no processor time is not over its budget; it is given this many times as long, and on a machine
-# that does too much no less than DEFAULT_STARVED_SECONDS. Then it is made again.
-STARVED = 8
-DEFAULT_STARVED_SECONDS = 30.0
+DEFAULT_STARVED_SECONDS = 30.0  # that a process which owes an answer may get no processor time, before it is made again
 
 DEFAULT_COMPILE_SECONDS = 5.0
 DEFAULT_MASK_SECONDS = 2.0
@@ -45,4 +42,4 @@ class GuideLimits:
     mask_seconds: float = DEFAULT_MASK_SECONDS  # of processor time, each mask
     memory_bytes: int = DEFAULT_MEMORY_MB << 20  # of one guide, beside the vocabulary
     total_memory_bytes: int = DEFAULT_TOTAL_MEMORY_MB << 20  # of all guides
-    starved_seconds: float = DEFAULT_STARVED_SECONDS  # at least, for a process that gets no processor time
+    starved_seconds: float = DEFAULT_STARVED_SECONDS  # without processor time, of what owes an answer

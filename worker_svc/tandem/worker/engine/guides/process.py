@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 
 from tandem.worker.engine.guides.frames import Asked, Channel, Forked, Said
 from tandem.worker.engine.guides.guide import Guide
-from tandem.worker.engine.guides.limits import STARVED
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
@@ -44,6 +43,8 @@ class GuideProcess:
         self._pid = 0
         self._since = time.monotonic()  # when it was made, or began to work on the first of `owed`
         self._seconds = 0.0  # of processor time when it did
+        self._moved = self._since  # when it was last seen to have got processor time,
+        self._used = 0.0  # so much by then
         self._shared_memory = 0  # KiB
         self._seen_memory = 0  # KiB, while it works
         self._looked = 0.0
@@ -106,8 +107,15 @@ class GuideProcess:
 
     @property
     def starved(self) -> bool:
-        """Tells whether it was given time enough and did not use it: it is stopped, or the machine is overloaded."""
-        return bool(self.owed) and self.waited >= max(self._starved_seconds, STARVED * self.owed[0].budget)
+        """Tells whether it owes something and got no processor time for `starved_seconds`: it is stopped. What gets
+        little of an overloaded machine goes on, as far as its budget."""
+        if not self.owed or time.monotonic() - self._moved < self._starved_seconds:
+            return False
+        used = self._processor_seconds()
+        if used <= self._used:
+            return True
+        self._moved, self._used = time.monotonic(), used
+        return False
 
     def kill(self) -> None:
         """Kills it."""
@@ -120,7 +128,8 @@ class GuideProcess:
             self._pidfd = None
 
     def _begin(self) -> None:
-        self._since, self._seconds = time.monotonic(), self.channel.seconds
+        self._since = self._moved = time.monotonic()
+        self._seconds = self._used = self.channel.seconds
 
     def _processor_seconds(self) -> float:
         try:
