@@ -34,7 +34,7 @@ async def main():
     engine = ProcessEngine(EngineConfig(model=sys.argv[1], threads=1), log_level="error")
     began = time.perf_counter()
     await engine.start(lambda message: None, lambda done, total: None)
-    print(json.dumps({"wall": time.perf_counter() - began, "processor": engine.cpu_seconds()}))
+    print(json.dumps({"wall": time.perf_counter() - began, "processor": engine.work().seconds}))
     await engine.stop()
 
 asyncio.run(main())

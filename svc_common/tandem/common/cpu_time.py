@@ -5,20 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+class Work(NamedTuple):
+    """Tells what a process and its children did and want to do."""
+
+    seconds: float  # of processors that they have used
+    ready: bool  # one of their threads computes, or waits for nothing but a processor
+
+
 def cpu_seconds(pid: int) -> float:
     """Returns the processor seconds that a process and its children have used; 0 when it is gone."""
-    total = 0.0
+    return work_of(pid).seconds
+
+
+def work_of(pid: int) -> Work:
+    """Looks at a process and its children; what is gone does nothing."""
+    total, ready = 0.0, False
     pids = [pid]
     while pids:
         folder = Path("/proc") / str(pids.pop())
         with contextlib.suppress(OSError):  # it may end while we look
-            # The name, in brackets, may hold anything.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            fields = _stat(folder)
             total += (int(fields[11]) + int(fields[12])) / _TICKS
             for thread in (folder / "task").iterdir():
+                ready = ready or _stat(thread)[0] == "R"
                 pids += map(int, (thread / "children").read_text().split())
-    return total
+    return Work(total, ready)
+
+
+def _stat(folder: Path) -> list[str]:
+    # The name, in brackets, may hold anything.
+    return (folder / "stat").read_text().rpartition(")")[2].split()

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 import tandem.worker.front.supervisor as supervisor_module
+from tandem.common.cpu_time import Work
 from tandem.common.errors import ServiceError
 from tandem.worker.engine.load import Load
 from tandem.worker.engine.process.handle import EngineDeath, EngineStartError, Progress, Receiver
@@ -51,8 +52,8 @@ class Engine:
 
     pid = None
 
-    def cpu_seconds(self) -> float:
-        return 0.0
+    def work(self) -> Work:
+        return Work(0.0, ready=False)
 
     def kill(self) -> None:
         self.killed = True
@@ -175,7 +176,7 @@ async def test_a_defect_beside_the_engine_ends_the_worker_and_is_logged(caplog: 
 
 async def test_a_watchdog_that_fails_ends_the_worker_and_its_streams(caplog: pytest.LogCaptureFixture):
     class Unseen(Engine):
-        def cpu_seconds(self) -> float:
+        def work(self) -> Work:
             raise OSError("no /proc")
 
     watcher, made = Watcher(), list[Engine]()

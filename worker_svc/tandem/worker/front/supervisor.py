@@ -365,7 +365,7 @@ class EngineSupervisor:
                 self._pinged = next(self._serials)
                 engine.send(Ping(self._pinged))
 
-        await until_stalled(self._silence, engine.cpu_seconds, ping)
+        await until_stalled(self._silence, engine.work, ping)
 
     def _hung(self) -> str:
         assert self._silence is not None
@@ -403,7 +403,7 @@ class EngineSupervisor:
         if self._silence is None:
             await asyncio.Event().wait()
             return
-        await until_stalled(self._silence, engine.cpu_seconds, lambda: None)
+        await until_stalled(self._silence, engine.work, lambda: None)
 
     def _start_progress(self, done: int, total: int) -> None:
         if self._silence is not None:

@@ -11,10 +11,10 @@ from collections import deque
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tandem.common.cpu_time import cpu_seconds, work_of
 from tandem.worker.engine.guides.frames import Asked, Channel, Forked, Said
 from tandem.worker.engine.guides.guide import Guide
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
 _LOOK_SECONDS = 0.1  # between two looks at the memory of a process that works
 
@@ -103,18 +103,18 @@ class GuideProcess:
         """Tells whether what it works on has used up its processor time."""
         if not self.owed or self.waited < self.owed[0].budget:
             return False
-        return self._processor_seconds() - self._seconds >= 0.9 * self.owed[0].budget
+        return cpu_seconds(self._pid) - self._seconds >= 0.9 * self.owed[0].budget
 
     @property
     def starved(self) -> bool:
-        """Tells whether it owes something and got no processor time for `starved_seconds`: it is stopped. What gets
-        little of an overloaded machine goes on, as far as its budget."""
+        """Tells whether it owes something, got no processor time for `starved_seconds`, and does not wait for any: it
+        is stopped. What gets little of an overloaded machine goes on, as far as its budget."""
         if not self.owed or time.monotonic() - self._moved < self._starved_seconds:
             return False
-        used = self._processor_seconds()
-        if used <= self._used:
+        work = work_of(self._pid)
+        if work.seconds <= self._used and not work.ready:
             return True
-        self._moved, self._used = time.monotonic(), used
+        self._moved, self._used = time.monotonic(), work.seconds
         return False
 
     def kill(self) -> None:
@@ -130,10 +130,3 @@ class GuideProcess:
     def _begin(self) -> None:
         self._since = self._moved = time.monotonic()
         self._seconds = self._used = self.channel.seconds
-
-    def _processor_seconds(self) -> float:
-        try:
-            fields = Path(f"/proc/{self._pid}/stat").read_text("ascii").rpartition(")")[2].split()
-        except OSError:  # its socket will tell
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from tandem.common.cpu_time import cpu_seconds
+from tandem.common.cpu_time import Work, work_of
 from tandem.worker.engine.process.child import EngineChild
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.process.messages import (
@@ -75,8 +75,8 @@ class EngineHandle(Protocol):
         """Returns the process id of the running engine; None for a thread."""
         ...
 
-    def cpu_seconds(self) -> float:
-        """Returns the processor seconds that it has used."""
+    def work(self) -> Work:
+        """Tells what its processes did and want to do."""
         ...
 
     def kill(self) -> None:
@@ -197,8 +197,8 @@ class ProcessEngine:
         logger.error("cannot read the engine's messages", exc_info=error)
         return EngineDeath(f"its messages cannot be read: {error!r}", False, self._child.note.read())
 
-    def cpu_seconds(self) -> float:
-        return cpu_seconds(self.pid) if self._child is not None else 0.0
+    def work(self) -> Work:
+        return work_of(self.pid) if self._child is not None else Work(0.0, ready=False)
 
     def kill(self) -> None:
         if self._child is not None:
@@ -285,8 +285,8 @@ class ThreadEngine:
         assert self._dead is not None
         return await asyncio.shield(self._dead)
 
-    def cpu_seconds(self) -> float:
-        return time.process_time()
+    def work(self) -> Work:
+        return Work(time.process_time(), ready=True)
 
     def kill(self) -> None:
         """Does nothing: a thread cannot be ended."""
