@@ -1,9 +1,10 @@
-"""How much memory does the load of a model of 7 billion parameters in 4 bits take, and does it say how far it is?
+"""How much memory does the load of a model of 7 or 14 billion parameters in 4 bits take, and does it say how far it is?
 
-python benchmarks/load_peak.py FOLDER --machine epyc2 [--kinds Q4_0,Q4_K_M,GPTQ] [--layers 32]
+python benchmarks/load_peak.py FOLDER --machine epyc2 [--shape 7b|14b] [--kinds Q4_0,Q4_K_M,GPTQ] [--layers 32] [--add]
 
-writes each model there (4 GB), loads it, deletes it. Q4_K_M is Q4_K, and Q6_K in the output and, in every second layer,
-in values and down; GPTQ has groups of 128 and no zeros, embedding and output of float16.
+writes each model there (4 or 8 GB), loads it, deletes it. Q4_K_M is Q4_K, and Q6_K in the output and, in every second
+layer, in values and down; GPTQ has groups of 128 and no zeros, embedding and output of float16. `--add` keeps what was
+measured of other kinds and shapes on the same day.
 
 A process of its own loads the file. Its peak counts everything that is resident, pages of the mapped file included; it
 is compared with the size of the file and with that of the weights once they are loaded, less what was there before (the
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +28,39 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.machine import add_output_flags, save
+from benchmarks.machine import add_output_flags, save, saved_today
 
-LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY = 32, 4096, 14336, 32, 8, 32000
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+    @property
+    def kv(self) -> int:
+        """Numbers that all heads' keys, or values, have together."""
+        return self.hidden // self.heads * self.kv_heads
+
+
+SHAPES = {"7b": Shape(32, 4096, 14336, 32, 8, 32000), "14b": Shape(48, 5120, 13824, 40, 8, 152064)}
 BLOCKS = {"Q4_0": (32, 18), "Q4_K": (256, 144), "Q6_K": (256, 210), "F32": (1, 4)}  # numbers and bytes of one
 
 
-def write_folder(path: Path, layers: int) -> None:
+def write_folder(path: Path, shape: Shape) -> None:
     """Writes a folder with the same matrices as GPTQ packs them."""
     from safetensors.numpy import save_file
 
     path.mkdir()
-    kv = HIDDEN // HEADS * KV_HEADS
     config = {
-        **{"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": HIDDEN},
-        **{"intermediate_size": INNER, "num_hidden_layers": layers, "num_attention_heads": HEADS},
-        **{"num_key_value_heads": KV_HEADS, "vocab_size": VOCABULARY, "max_position_embeddings": 4096},
+        **{"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": shape.hidden},
+        **{"intermediate_size": shape.inner, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads},
+        **{"num_key_value_heads": shape.kv_heads, "vocab_size": shape.vocabulary, "max_position_embeddings": 4096},
         **{"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": None, "hidden_act": "silu"},
         **{"tie_word_embeddings": False, "torch_dtype": "float16"},
         "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
@@ -57,23 +76,23 @@ def write_folder(path: Path, layers: int) -> None:
         }
 
     def embedded() -> Any:
-        return (random.standard_normal((VOCABULARY, HIDDEN), np.float32) * 0.02).astype(np.float16)
+        return (random.standard_normal((shape.vocabulary, shape.hidden), np.float32) * 0.02).astype(np.float16)
 
     parts: list[dict[str, Any]] = [{"model.embed_tokens.weight": embedded()}, {"lm_head.weight": embedded()}]
-    parts[0]["model.norm.weight"] = np.ones(HIDDEN, np.float16)
-    for layer in range(layers):
+    parts[0]["model.norm.weight"] = np.ones(shape.hidden, np.float16)
+    for layer in range(shape.layers):
         block = f"model.layers.{layer}"
         parts.append(
             {
-                f"{block}.input_layernorm.weight": np.ones(HIDDEN, np.float16),
-                f"{block}.post_attention_layernorm.weight": np.ones(HIDDEN, np.float16),
-                **packed(f"{block}.self_attn.q_proj", HIDDEN, HIDDEN),
-                **packed(f"{block}.self_attn.k_proj", kv, HIDDEN),
-                **packed(f"{block}.self_attn.v_proj", kv, HIDDEN),
-                **packed(f"{block}.self_attn.o_proj", HIDDEN, HIDDEN),
-                **packed(f"{block}.mlp.gate_proj", INNER, HIDDEN),
-                **packed(f"{block}.mlp.up_proj", INNER, HIDDEN),
-                **packed(f"{block}.mlp.down_proj", HIDDEN, INNER),
+                f"{block}.input_layernorm.weight": np.ones(shape.hidden, np.float16),
+                f"{block}.post_attention_layernorm.weight": np.ones(shape.hidden, np.float16),
+                **packed(f"{block}.self_attn.q_proj", shape.hidden, shape.hidden),
+                **packed(f"{block}.self_attn.k_proj", shape.kv, shape.hidden),
+                **packed(f"{block}.self_attn.v_proj", shape.kv, shape.hidden),
+                **packed(f"{block}.self_attn.o_proj", shape.hidden, shape.hidden),
+                **packed(f"{block}.mlp.gate_proj", shape.inner, shape.hidden),
+                **packed(f"{block}.mlp.up_proj", shape.inner, shape.hidden),
+                **packed(f"{block}.mlp.down_proj", shape.hidden, shape.inner),
             }
         )
     files: dict[str, str] = {}
@@ -84,53 +103,52 @@ def write_folder(path: Path, layers: int) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
-def write_file(path: Path, kind: str, layers: int) -> None:
-    """Writes a model of Mistral 7B's shape, its blocks random."""
+def write_file(path: Path, kind: str, shape: Shape) -> None:
+    """Writes a model of such a shape, its blocks random."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(4096)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    kv = HIDDEN // HEADS * KV_HEADS
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (VOCABULARY, HIDDEN),
-        "output.weight": (VOCABULARY, HIDDEN),
+    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    sizes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (shape.vocabulary, shape.hidden),
+        "output.weight": (shape.vocabulary, shape.hidden),
     }
-    for layer in range(layers):
-        shapes |= {
-            f"blk.{layer}.attn_norm.weight": (HIDDEN,),
-            f"blk.{layer}.attn_q.weight": (HIDDEN, HIDDEN),
-            f"blk.{layer}.attn_k.weight": (kv, HIDDEN),
-            f"blk.{layer}.attn_v.weight": (kv, HIDDEN),
-            f"blk.{layer}.attn_output.weight": (HIDDEN, HIDDEN),
-            f"blk.{layer}.ffn_norm.weight": (HIDDEN,),
-            f"blk.{layer}.ffn_gate.weight": (INNER, HIDDEN),
-            f"blk.{layer}.ffn_up.weight": (INNER, HIDDEN),
-            f"blk.{layer}.ffn_down.weight": (HIDDEN, INNER),
+    for layer in range(shape.layers):
+        sizes |= {
+            f"blk.{layer}.attn_norm.weight": (shape.hidden,),
+            f"blk.{layer}.attn_q.weight": (shape.hidden, shape.hidden),
+            f"blk.{layer}.attn_k.weight": (shape.kv, shape.hidden),
+            f"blk.{layer}.attn_v.weight": (shape.kv, shape.hidden),
+            f"blk.{layer}.attn_output.weight": (shape.hidden, shape.hidden),
+            f"blk.{layer}.ffn_norm.weight": (shape.hidden,),
+            f"blk.{layer}.ffn_gate.weight": (shape.inner, shape.hidden),
+            f"blk.{layer}.ffn_up.weight": (shape.inner, shape.hidden),
+            f"blk.{layer}.ffn_down.weight": (shape.hidden, shape.inner),
         }
-    shapes["output_norm.weight"] = (HIDDEN,)
+    sizes["output_norm.weight"] = (shape.hidden,)
     stored = {}
-    more = {f"blk.{layer}.{name}.weight" for layer in range(1, layers, 2) for name in ("attn_v", "ffn_down")}
+    more = {f"blk.{layer}.{name}.weight" for layer in range(1, shape.layers, 2) for name in ("attn_v", "ffn_down")}
     more = {"output.weight"} | (more if kind == "Q4_K_M" else set())
     kind = kind.removesuffix("_M")
-    for name, shape in shapes.items():
-        stored[name] = "F32" if len(shape) == 1 else "Q6_K" if name in more else kind
-        size = int(np.prod(shape)) // BLOCKS[stored[name]][0] * BLOCKS[stored[name]][1]
-        as_bytes = (*shape[:-1], size // int(np.prod(shape[:-1])))
+    for name, dims in sizes.items():
+        stored[name] = "F32" if len(dims) == 1 else "Q6_K" if name in more else kind
+        size = int(np.prod(dims)) // BLOCKS[stored[name]][0] * BLOCKS[stored[name]][1]
+        as_bytes = (*dims[:-1], size // int(np.prod(dims[:-1])))
         dtype = np.dtype(np.float32) if stored[name] == "F32" else np.dtype(np.uint8)
         wanted = None if stored[name] == "F32" else GGMLQuantizationType[stored[name]]
-        writer.add_tensor_info(name, shape if wanted is None else as_bytes, dtype, size, raw_dtype=wanted)
+        writer.add_tensor_info(name, dims if wanted is None else as_bytes, dtype, size, raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, shape in shapes.items():
-        writer.write_tensor_data(numbers(stored[name], int(np.prod(shape))))
+    for name, dims in sizes.items():
+        writer.write_tensor_data(numbers(stored[name], int(np.prod(dims))))
     writer.close()
 
 
@@ -195,28 +213,33 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     add_output_flags(parser)
     parser.add_argument("--kinds", default="Q4_0,Q4_K_M,GPTQ")
-    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--shape", choices=SHAPES, default="7b")
+    parser.add_argument("--layers", type=int, help="default: as many as the shape has")
+    parser.add_argument("--add", action="store_true", help="to the results of today")
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
         print(json.dumps(load(options.load)))
         return
-    found: dict[str, Any] = {}
+    shape = SHAPES[options.shape]
+    shape = replace(shape, layers=options.layers or shape.layers)
+    found: dict[str, Any] = saved_today("load_peak", options.machine) if options.add else {}
     for kind in options.kinds.split(","):
-        path = options.folder / (f"random-7b-{kind}" + ("" if kind == "GPTQ" else ".gguf"))
+        path = options.folder / (f"random-{options.shape}-{kind}" + ("" if kind == "GPTQ" else ".gguf"))
         try:
             if kind == "GPTQ":
-                write_folder(path, options.layers)
+                write_folder(path, shape)
             else:
-                write_file(path, kind, options.layers)
+                write_file(path, kind, shape)
             command = [sys.executable, __file__, str(options.folder), "--load", str(path)]
             out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            found[kind] = json.loads(out.splitlines()[-1])
+            name = f"{options.shape} {kind}"
+            found[name] = json.loads(out.splitlines()[-1]) | {"layers": shape.layers}
         finally:
             if path.is_dir():
                 shutil.rmtree(path)
             path.unlink(missing_ok=True)
-        print(kind, found[kind])
+        print(name, found[name], flush=True)
     save("load_peak", options, found)
 
 
