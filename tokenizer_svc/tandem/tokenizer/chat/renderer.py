@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from tandem.common.advice import spread
-from tandem.common.cpu_time import cpu_seconds
+from tandem.common.cpu_time import work_of
 from tandem.common.errors import unavailable
 from tandem.tokenizer.chat.json_text import JsonTextError
 from tandem.tokenizer.chat.origin import Origin
@@ -90,18 +90,20 @@ class ChatRenderer:
         return [(Origin(origin), text) for origin, text in answer["runs"]]
 
     async def _within(self, seconds: float, process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any] | None:
-        """Returns the answer of a process, or None when it has ended. Raises TimeoutError after so many seconds, and
-        _DisturbedError when the process does not compute at all."""
+        """Returns the answer of a process, or None when it has ended. Raises TimeoutError after so many seconds, less
+        those in which a busy machine gave it no processor, and _DisturbedError when it does not compute at all."""
         exchange = asyncio.create_task(self._exchange(process, line))
         try:
             left = seconds
             while True:
-                look, used = min(left, _LOOK_SECONDS), cpu_seconds(process.pid)
+                look, before = min(left, _LOOK_SECONDS), work_of(process.pid)
                 if (await asyncio.wait([exchange], timeout=look))[0]:
                     return exchange.result()
-                if cpu_seconds(process.pid) - used < _LEAST_CPU_SECONDS * look / _LOOK_SECONDS:
+                work = work_of(process.pid)
+                if work.seconds - before.seconds >= _LEAST_CPU_SECONDS * look / _LOOK_SECONDS:
+                    left -= look
+                elif not work.ready:
                     raise _DisturbedError
-                left -= look
                 if left <= 0:
                     raise TimeoutError
         finally:
