@@ -1,6 +1,6 @@
 """Models of every architecture with settings drawn by chance: biases, RoPE and its scalings, windows, kinds of layers,
-experts, multipliers, caps. Logits are those of transformers, whole, in chunks and while answering, from the folder as
-transformers writes it or as older or terser files are, and from what `tandem convert` makes of it."""
+experts, multipliers, caps. Logits are those of transformers, whole, in chunks, while answering and by ranks, from the
+folder as transformers writes it or as older or terser files are, and from what `tandem convert` makes of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ import torch
 import transformers
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.layer_parts import ConfigError
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.pieces import ConvertError
 from tandem.worker.convert.run import convert
 from tandem.worker.model.loading import load_transformer
+from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.transformer import Transformer
 from tests.fuzz.shapes import NEAR, NEAR_WITH_STATES, far, in_context, logits_of, sized
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
+from tests.worker_svc.model.ranks_in_threads import in_threads
 from tests.worker_svc.model.test_architectures import ABSENT, FIRST, MODELS, SIZES, saved
 
 ANSWER = 64  # tokens
@@ -63,6 +67,7 @@ GROUPS = (1, 2, 3, 4)
 ACTIVATED = (
     *("Llama", "Mistral", "Ministral", "Ministral3", "Qwen2", "Qwen3", "SmolLM3", "SeedOss", "Helium", "InternLM3"),
     *("Arcee", "Ernie4_5", "Granite", "Starcoder2", "Cohere2", "Olmo2", "Olmo3", "Glm4", "Phi3", "Youtu", "MiniCPM3"),
+    *("Phi", "GraniteSWA", "Nemotron", "HyperCLOVAX", "Exaone"),
 )
 ACTIVATION = one_of("silu", "silu", "relu", "relu2", "gelu_pytorch_tanh", "gelu_new")
 # What is drawn where transformers' class has such a field, unless `OF_KIND` says otherwise.
@@ -133,6 +138,19 @@ def _shared_layers(random: Random, drawn: Drawn) -> int:
     return random.randint(0, most)
 
 
+def _thetas(random: Random, drawn: Drawn) -> list[float]:
+    """One for all layers with windows, or 0: no rotation; any for the others."""
+    window = random.choice((0.0, 100.0, 1000.0))
+    kinds = drawn.get("layer_types") or []
+    return [window if kind == WINDOWS[0] else random.choice((0.0, 50.0, 1000.0)) for kind in kinds]
+
+
+def _groups_of_experts(random: Random, drawn: Drawn) -> int:
+    return random.choice(
+        [n for n in (1, 2, 3, 4) if drawn["num_experts"] % n == 0 and drawn["num_experts"] // n > 1] or [1]
+    )
+
+
 def _qwen_layers(random: Random, drawn: Drawn) -> list[str] | None:
     """None: as the other fields say; a window is that of `use_sliding_window` alone."""
     return random.choice((None, listed(*WINDOWS)(random, drawn))) if drawn.get("use_sliding_window") else None
@@ -188,6 +206,31 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "attn_scale": one_of(0.1, 0.5),
     },
     **dict.fromkeys(("Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText"), _HYBRID),
+    **dict.fromkeys(("Cwm", "VaultGemma", "Mellum"), _LISTED_WINDOWS),
+    "Exaone4": {"sliding_window": NONE_OR_WINDOW, "sliding_window_pattern": one_of(1, 2, 3, 4)},
+    "ExaoneMoe": {
+        "sliding_window_pattern": one_of(1, 2, 3, 4),
+        "num_shared_experts": one_of(1, 2),
+        "n_group": _groups_of_experts,
+        "topk_group": lambda random, drawn: random.randint(
+            -(-drawn["num_experts_per_tok"] * drawn["n_group"] // drawn["num_experts"]), drawn["n_group"]
+        ),
+    },
+    "GraniteSWA": _LISTED_WINDOWS | {"layer_rope_theta": _thetas},
+    "GraniteMoeSWA": _LISTED_WINDOWS | {"layer_rope_theta": _thetas, "shared_intermediate_size": one_of(0, 17, 40)},
+    "Exaone": dict.fromkeys(("attention_bias", "mlp_bias"), one_of(False)),
+    "GraniteMoeShared": {"shared_intermediate_size": one_of(0, 17, 40)},
+    "HyperCLOVAX": {
+        "use_post_norm": lambda random, drawn: drawn.get("residual_multiplier", 1.0) == 1.0 and FLAG(random, drawn),
+    },
+    "StableLm": {"use_qkv_bias": FLAG, "use_parallel_residual": FLAG},
+    "Ernie4_5_Moe": {
+        "use_bias": one_of(False),
+        "moe_num_shared_experts": one_of(0, 1, 2),
+        "moe_layer_start_index": lambda random, drawn: random.randrange(drawn["num_hidden_layers"]),
+        "moe_layer_end_index": lambda random, drawn: random.choice((-1, drawn["num_hidden_layers"] - 1)),
+        "moe_layer_interval": one_of(1, 1, 2, 3),
+    },
     "Lfm2": {
         "full_attn_idxs": lambda random, drawn: [*some_layers(random, drawn), drawn["num_hidden_layers"] - 1],
         "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "conv"),
@@ -275,9 +318,21 @@ SCALINGS: Mapping[str, Mapping[str, Draw]] = {
     },
 }
 MAYBE = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
-PARTIAL = ("Phi3", "Glm4", "Glm4Moe", "MiniMaxM2", "Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText")
+PARTIAL = (
+    "Phi",
+    "StableLm",
+    "Glm",
+    "Nemotron",
+    "Phi3",
+    "Glm4",
+    "Glm4Moe",
+    "MiniMaxM2",
+    "Qwen3Next",
+    "Qwen3_5Text",
+    "Qwen3_5MoeText",
+)
 LONGROPE = ("Phi3", "MiniCPM3", "Phimoe")
-BY_LAYER = ("Gemma3Text", "Olmo3")
+BY_LAYER = ("Gemma3Text", "Olmo3", "Mellum")
 
 
 @dataclass(frozen=True)
@@ -289,7 +344,7 @@ class Model:
     length: int  # of the ids whose logits are compared
     dtype: str
     spelling: str  # as transformers writes it; older: RoPE's parameters apart; terse: no field that has its default
-    also: str  # what is looked at besides: answers, gguf, hugging_face
+    also: str  # what is looked at besides: answers, ranks, gguf, hugging_face
 
 
 def drawn(random: Random) -> Model:
@@ -314,7 +369,7 @@ def drawn(random: Random) -> Model:
     if kind in ("GraniteMoeHybrid", "FalconH1"):
         _mamba_heads(kind, changes, random)
     length = random.choice((1, 2, 17, 33, 50, 73))
-    also = random.choice(("", "answers", "gguf", "hugging_face"))
+    also = random.choice(("", "answers", "ranks", "gguf", "hugging_face"))
     if kind == "NemotronH" and also == "gguf":  # which cannot say it, as a note does
         changes["time_step_min"] = 1e-30
     changes["rope_parameters"] = rope = _rope(kind, random, changes, length)
@@ -345,6 +400,10 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "Lfm2Moe": ("layer_types",),
     "InternLM3": ("attention_bias", "mlp_bias"),
     "NemotronH": ("hybrid_override_pattern",),
+    "GraniteSWA": ("layer_types", "layer_rope_theta"),
+    "GraniteMoeSWA": ("layer_types", "layer_rope_theta"),
+    "HyperCLOVAX": ("use_post_norm",),
+    "ExaoneMoe": ("n_group", "topk_group"),
 }
 
 
@@ -473,9 +532,10 @@ def _read_again(folder: Path, theirs: Any) -> Any:
     return again
 
 
-def loaded(path: Path, length: int) -> Transformer:
+def loaded(path: Path, length: int, ranks: Ranks = ALONE) -> Transformer:
     checkpoint = open_checkpoint(path)
-    return load_transformer(checkpoint, "cpu", torch.float32, config=in_context(checkpoint.config, length))
+    config = in_context(checkpoint.config, length)
+    return load_transformer(checkpoint, "cpu", torch.float32, config=config, ranks=ranks)
 
 
 def compared(model: Model, folder: Path, ends: Counter[str]) -> str:
@@ -493,9 +553,41 @@ def compared(model: Model, folder: Path, ends: Counter[str]) -> str:
     ]
     if model.also == "answers" and ours.config.context_length >= CONTEXT:
         problems.append(_answers(ours, theirs, ids[:9], near))
+    elif model.also == "ranks":
+        problems.append(_ranks(folder, theirs, ids, near, ends))
     elif model.also in ("gguf", "hugging_face"):
         problems.append(_converted(model, folder, theirs, ids, near, ends))
     return "; ".join(filter(None, problems))
+
+
+def _ranks(folder: Path, theirs: Any, ids: list[int], near: float, ends: Counter[str]) -> str:
+    """Compares what ranks compute together, as many as can share the model: on each the same bits, in chunks too."""
+    config = open_checkpoint(folder).config
+    size = next((size for size in (4, 3, 2) if _shared_by(size, config)), 1)
+    ends[f"by {size} ranks"] += 1
+    if size == 1:
+        return ""
+
+    def computed(ranks: Ranks) -> torch.Tensor:
+        part = loaded(folder, len(ids), ranks)
+        whole = logits_in_chunks(part, ids, [len(ids)])
+        return torch.stack((whole, logits_in_chunks(part, ids, [17, 1])))
+
+    (whole, chunks), *others = in_threads(size, computed)
+    if not torch.equal(whole, chunks):
+        return f"{size} ranks: other bits in chunks"
+    if any(not torch.equal(other[0], whole) for other in others):
+        return f"{size} ranks: other bits on another"
+    problem = far(whole, theirs, ids, near)
+    return problem and f"{size} ranks: {problem}"
+
+
+def _shared_by(size: int, config: ModelConfig) -> bool:
+    try:
+        Ranks(0, size).share(config)
+    except ConfigError:
+        return False
+    return True
 
 
 def _answers(ours: Transformer, theirs: Any, prompt: list[int], near: float) -> str:

@@ -112,6 +112,7 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
     ("change", "size", "problem"),
     [
         ({}, 3, "num_heads 8 cannot be shared by 3 ranks"),
+        ({"vocab_size": 5}, 4, "vocab_size 5 leaves nothing for the last of 4 ranks"),
         ({"num_heads": 12, "num_kv_heads": 4}, 6, "num_kv_heads 4 cannot be shared by 6 ranks"),
         ({"intermediate_size": 42}, 4, "intermediate_size 42 cannot be shared by 4 ranks"),
         ({"recurrence": replace(MAMBA, groups=1)}, 2, "mamba.groups 1 cannot be shared by 2 ranks"),

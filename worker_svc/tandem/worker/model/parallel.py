@@ -121,6 +121,8 @@ class Ranks:
         if config.layer_scale:
             raise ConfigError("architecture", f"{config.architecture} cannot be shared by ranks (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads
+        if config.vocab_size <= (self.size - 1) * -(-config.vocab_size // self.size):
+            raise ConfigError("vocab_size", f"{config.vocab_size} leaves nothing for the last of {self.size} ranks")
         _divide("num_heads", heads, self.size)
         if self.size % kv_heads:
             _divide("num_kv_heads", kv_heads, self.size)
