@@ -8,7 +8,8 @@ reading    of a step of one sequence: the bytes of its weights, all experts' inc
            threads read of other memory between such steps
 
 Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
-through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. vLLM is its
+through llama-cpp-python with the interpreter of `--llama-cpp-python`, with the same prompts, each followed by the ids
+that are likeliest; without it, its columns stay empty. vLLM is its
 engine in process, compiled, with the same shape in bf16 and weights of its own (`--vllm`, an interpreter that has its
 CPU build). mistral.rs is its `Runner` with the same file, its scheduler, sampler and streams of text included. One
 process at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps them for the
@@ -43,7 +44,6 @@ ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the wor
 READ = 1 << 27  # numbers of 8 bytes that tell how quickly memory is read
 ALIKE = 24  # ids after which both engines choose the next
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
-GREEDY_PROMPT = [3 + 7919 * place % 31000 for place in range(ALIKE)]
 KINDS: dict[str, dict[str, Any]] = {  # of the file -> what our engine is told beside
     "F32": {"dtype": "float32"},
     "BF16": {"dtype": "bfloat16"},
@@ -60,6 +60,7 @@ def measure_ours(path: str, fields: Mapping[str, Any], options: argparse.Namespa
     import numpy as np
     import torch
 
+    from benchmarks.peer_engines import prompt
     from tandem.worker.engine.process.build import build_engine
     from tandem.worker.engine.process.config import EngineConfig
     from tandem.worker.engine.request import Request, Stopping
@@ -71,41 +72,40 @@ def measure_ours(path: str, fields: Mapping[str, Any], options: argparse.Namespa
             threads=options.threads,
             kv_cache_tokens=max(16 * 256, max(options.prompts) + 256),
             max_batch_tokens=1024,
+            state_slots=2 * max(BATCHES),
             **fields,
         )
     )
-    engine, generator, number = built.engine, np.random.default_rng(0), 0
+    engine, number = built.engine, 0
     clock = getattr(time, CLOCKS[options.clock])
 
-    def submit(length: int, tokens: int) -> None:
+    def submit(sequence: int, length: int, tokens: int) -> int:
         nonlocal number
         number += 1
-        prompt = generator.integers(3, built.config.vocab_size, length).astype(np.int32)
-        engine.submit(Request.make(number, prompt, Sampling(temperature=0.0), Stopping(max_tokens=tokens), bypass=True))
+        ids, greedy = np.array(prompt(sequence, length), np.int32), Sampling(temperature=0.0)
+        engine.submit(Request.make(number, ids, greedy, Stopping(max_tokens=tokens), bypass=True))
+        return number
 
     read = built.weight_bytes - (0 if built.config.tie_embeddings else embedding_bytes(built.engine))
     result: dict[str, Any] = {"weight_bytes": built.weight_bytes, "bytes_of_a_step": read}
     chosen: dict[int, int] = {}
-    for length in range(1, ALIKE + 1):
-        prompt = np.array(GREEDY_PROMPT[:length], np.int32)
-        engine.submit(Request.make(length, prompt, Sampling(temperature=0.0), Stopping(max_tokens=1), bypass=True))
+    asked = [submit(0, length, 1) for length in range(1, ALIKE + 1)]
     while engine.has_work:
         step = engine.step()
         chosen |= dict(zip(step.numbers.tolist(), step.sampled.ids.tolist(), strict=True))
-    result["greedy"] = [chosen[length] for length in range(1, ALIKE + 1)]
-    number = ALIKE
+    result["greedy"] = [chosen[each] for each in asked]
     for length in options.prompts:
         rates = []
         for _ in range(options.rounds + 1):
-            submit(length, 1)
+            submit(0, length, 1)
             began = clock()
             while engine.has_work:
                 engine.step()
             rates.append(length / (clock() - began))
         result[f"prefill_{length}"] = statistics.median(rates[1:])
     for batch, times in BATCHES.items():
-        for _ in range(batch):
-            submit(options.context, times * options.steps + 3)
+        for sequence in range(batch):
+            submit(sequence, options.context, times * options.steps + 3)
         seconds: list[float] = []
         reading: list[float] = []
         plain = torch.ones(READ, dtype=torch.int64) if batch == 1 else None
@@ -185,7 +185,7 @@ def main() -> None:
         print(json.dumps(measure_ours(path, KINDS[kind], options)))
         return
     from benchmarks.machine import HOMES, save, saved_today
-    from benchmarks.peer_engines import LLAMA_CPP, MISTRALRS, VLLM, VLLM_CPU
+    from benchmarks.peer_engines import LLAMA_CPP, MISTRALRS, VLLM, VLLM_CPU, prompt
     from benchmarks.random_gguf import write_config, write_gguf
     from benchmarks.shapes import SHAPES
 
@@ -196,7 +196,9 @@ def main() -> None:
     benchmark = "models-mistralrs" if options.mistralrs else "models-shapes" if options.add else benchmark
     results: dict[str, dict[str, dict[str, Any]]] = saved_today(benchmark, options.machine) if options.add else {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
-    work = json.dumps([list(BATCHES.items()), options.prompts, options.context, CLOCKS[options.clock], GREEDY_PROMPT])
+    work = json.dumps(
+        [list(BATCHES.items()), options.prompts, options.context, CLOCKS[options.clock], prompt(0, ALIKE)]
+    )
     print(f"| shape | kind | {' | '.join(measured(options.prompts))} |")
     print(f"|---|---|{'---|' * (len(BATCHES) + len(options.prompts))}", flush=True)
     with tempfile.TemporaryDirectory(prefix="tandem-models-") as temporary:

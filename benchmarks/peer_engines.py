@@ -5,9 +5,21 @@ prompts, the context, the clock, and ids after each of which llama.cpp also tell
 tokens/s of each as JSON.
 """
 
-LLAMA_CPP = """
+import inspect
+
+
+def prompt(sequence: int, length: int) -> list[int]:
+    """Returns a sequence's ids. Each has others, as users' have: rows that are alike choose the same experts, of which
+    a step then reads fewer."""
+    return [3 + 7919 * (place + 1000 * sequence) % 31000 for place in range(length)]
+
+
+LLAMA_CPP = (
+    f"{inspect.getsource(prompt)}"
+    """
 import ctypes, json, math, statistics, sys, time
 import llama_cpp as l
+import numpy as np
 path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
 batches, prompts, context, clock, greedy = json.loads(sys.argv[5])
 clock = getattr(time, clock)
@@ -35,26 +47,37 @@ def decode(rows):
     return seconds
 def clear():
     l.llama_memory_clear(l.llama_get_memory(ctx), True)
-decode([(token, place, 0, 1) for place, token in enumerate(greedy)])
-rows = [l.llama_get_logits_ith(ctx, place) for place in range(len(greedy))]
 words = l.llama_vocab_n_tokens(l.llama_model_get_vocab(model))
-result = {"greedy": [max(range(words), key=row.__getitem__) for row in rows]}
+def likeliest(row):
+    return int(np.ctypeslib.as_array(l.llama_get_logits_ith(ctx, row), (words,)).argmax())
+def begin(sequence, length):
+    # the seconds of a prompt
+    return decode([(token, i, sequence, i == length - 1) for i, token in enumerate(prompt(sequence, length))])
+decode([(token, place, 0, 1) for place, token in enumerate(greedy)])
+result = {"greedy": [likeliest(place) for place in range(len(greedy))]}
 for length in prompts:
     rates = []
     for _ in range(rounds + 1):
         clear()
-        rates.append(length / decode([(5 + i % 1000, i, 0, i == length - 1) for i in range(length)]))
+        rates.append(length / begin(0, length))
     result[f"prefill_{length}"] = statistics.median(rates[1:])
 for batch, times in batches:
     clear()
+    tokens, seconds = [], []
     for s in range(batch):
-        decode([(5 + i, i, s, i == context - 1) for i in range(context)])
-    seconds = [decode([(7 + s, context + n, s, 1) for s in range(batch)]) for n in range(times * steps)]
+        begin(s, context)
+        tokens.append(likeliest(context - 1))
+    for n in range(times * steps):
+        seconds.append(decode([(tokens[s], context + n, s, 1) for s in range(batch)]))
+        tokens = [likeliest(s) for s in range(batch)]
     result[f"decode_{batch}"] = batch / statistics.median(seconds[1:])
 print(json.dumps(result))
 """
+)
 
-VLLM = """
+VLLM = (
+    f"{inspect.getsource(prompt)}"
+    """
 import json, statistics, sys, time
 folder, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
 batches, prompts, context, clock, _ = json.loads(sys.argv[5])
@@ -69,9 +92,8 @@ added = 0
 def add(length, tokens):
     global added
     added += 1
-    ids = [5 + (i + added) % 1000 for i in range(length)]
     wanted = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
-    engine.add_request(str(added), {"prompt_token_ids": ids}, wanted)
+    engine.add_request(str(added), {"prompt_token_ids": prompt(added, length)}, wanted)
 def run():
     # seconds of each step, and of how many requests it brought tokens
     told = []
@@ -93,6 +115,7 @@ for batch, times in batches:
     result[f"decode_{batch}"] = batch / statistics.median(seconds[2:-1])  # without the prompts' and the last one
 print(json.dumps(result))
 """
+)
 VLLM_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 VLLM_CPU |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 

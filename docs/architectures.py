@@ -79,7 +79,7 @@ def called(config: ModelConfig) -> str:
     """Whether a CPU computes each layer of a model in one compiled call, or what these have that it has not."""
     layers = range(config.num_layers)
     apart = [not_compiled(config, layer) for layer in layers]
-    behind = [behind_the_call(config, layer) for layer in layers if not apart[layer]]
+    behind = [behind_the_call(config) for layer in layers if not apart[layer]]
     if not behind:
         return f"no: {_listed(apart)}"
     words = "yes" if not any(behind) else f"up to {_listed(behind)}"

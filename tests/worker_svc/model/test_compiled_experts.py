@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,10 +211,18 @@ def test_a_quantized_file_computes_what_transformers_does(kind: str, tmp_path: P
     assert_is_transformers(path, theirs, torch.float32, near=2e-3, share=None if kind == "Q8_0" else 0.1)
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("changes", [{}, {"normalized": False, "scale": 2.5},
-                                     {"groups": 4, "groups_per_token": 2}, {"groups": 4, "groups_per_token": 2,
-                                      "best_of_group": 1}], ids=str)  # fmt: skip
+CHOICES: tuple[dict[str, Any], ...] = (
+    {},
+    {"normalized": False, "scale": 2.5},
+    {"groups": 4, "groups_per_token": 2},
+    {"groups": 4, "groups_per_token": 2, "best_of_group": 1},
+)
+MIXED = {"per_token": 2, "normalized": False, "jitter": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("score", "changes"), [*itertools.product(("softmax", "sigmoid"), CHOICES), ("mixer", MIXED)], ids=str
+)
 def test_experts_are_chosen_as_by_torch_and_a_row_chooses_the_same_in_any_company(
     score: str, changes: dict[str, Any]
 ) -> None:

@@ -238,7 +238,7 @@ class Layer(torch.nn.Module):
         if config.norm_placement == "after":
             vectors = [None, vectors[0], None, vectors[2]]
         norms = LayerNorms(config.stream_eps, config.norm == "layer", *vectors)
-        feeding = None if behind_the_call(config, number) else self._feeding()
+        feeding = None if behind_the_call(config) else self._feeding()
         mixing = self._mixing()
         if config.mixes(number) and not any(mixing):
             return None

@@ -3,35 +3,23 @@ that are no multiples of a register's and matrices without a compiled product ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tandem.worker.checkpoints.model_config import ModelConfig
 
 
 def not_compiled(config: ModelConfig, layer: int) -> str:
     """Names what keeps a layer from the call; empty where all before its feed-forward part at least is one."""
-    behind = behind_the_call(config, layer)
+    behind = behind_the_call(config)
     if behind and (not config.mixes(layer) or config.parallel):
         return behind
     has_state = config.recurrence is not None and layer in config.recurrence.layers
-    return _first(
-        {
-            "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
-            "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
-            "experts beside attention": config.parallel and config.has_experts(layer),
-        }
-    )
-
-
-def behind_the_call(config: ModelConfig, layer: int) -> str:
-    """Names what a layer has behind the call; empty where its feed-forward part is in it."""
-    return _first(
-        {
-            "experts beside": config.experts is not None and config.experts.beside,
-            "SparseMixer": config.has_experts(layer) and config.experts is not None and config.experts.score == "mixer",
-        }
-    )
-
-
-def _first(found: Mapping[str, bool]) -> str:
+    found = {
+        "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
+        "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
+        "experts beside attention": config.parallel and config.has_experts(layer),
+    }
     return next((name for name, there in found.items() if there), "")
+
+
+def behind_the_call(config: ModelConfig) -> str:
+    """Names what a layer has behind the call; empty where its feed-forward part is in it."""
+    return "experts beside" if config.experts is not None and config.experts.beside else ""

@@ -25,8 +25,8 @@ from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Linear
-from tandem.worker.model.moe import choose
 
+_SCORES = {"softmax": 0, "sigmoid": 1, "mixer": 2}  # as in operations.h
 _CLAMPED = 3  # as in gates.h
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
@@ -37,8 +37,8 @@ class Routing(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("bias", "weights")),
         *((name, _Size) for name in ("count", "per_row", "groups", "groups_per_row", "best_of_group")),
-        *((name, ctypes.c_float) for name in ("scale", "sum_offset")),
-        *((name, ctypes.c_int32) for name in ("by_sigmoid", "normalized")),
+        *((name, ctypes.c_float) for name in ("scale", "sum_offset", "jitter")),
+        *((name, ctypes.c_int32) for name in ("score", "normalized")),
     )
 
     @classmethod
@@ -54,7 +54,8 @@ class Routing(ctypes.Structure):
             best_of_group=config.best_of_group,
             scale=config.scale,
             sum_offset=config.sum_offset,
-            by_sigmoid=config.score == "sigmoid",
+            jitter=config.jitter,
+            score=_SCORES[config.score],
             normalized=config.normalized,
         )
 
@@ -98,8 +99,6 @@ class CompiledExperts:
     def route(
         self, logits: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.config.score == "mixer":
-            return choose(logits, bias, weights, self.config)
         logits = logits.float()
         shares = torch.empty((len(logits), self.config.per_token))
         chosen = torch.empty(shares.shape, dtype=torch.int64)

@@ -86,12 +86,15 @@ typedef struct {
 
 int tandem_choose(const Choice *c, const Scored *by, int threads);
 
+// What logits become: the softmax of all, sigmoids, or SparseMixer's shares (`moe.py`).
+enum { BY_SOFTMAX = 0, BY_SIGMOID = 1, BY_MIXER = 2 };
+
 // How a row's experts are chosen (`layer_parts.Experts`).
 typedef struct {
     const float *bias, *weights;  // [count] of who is chosen, and what each one's share is multiplied by; or 0
     int64_t count, per_row, groups, groups_per_row, best_of_group;
-    float scale, sum_offset;         // sum_offset: added to the sum of shares before they are divided by it
-    int32_t by_sigmoid, normalized;  // scores are sigmoids of logits, or else their softmax; shares add up to 1
+    float scale, sum_offset, jitter;  // sum_offset: added to the sum of shares before they are divided by it
+    int32_t score, normalized;        // normalized: shares add up to 1
 } Routing;
 
 typedef struct Experts Experts;  // experts.c

@@ -68,16 +68,33 @@ static void keep_groups(const Routing *r, const float *wanted, uint8_t *taken) {
     for (int64_t i = 0; i < r->count; i++) taken[i] = !kept[i / each];
 }
 
+// SparseMixer's experts, one after the other: what each is chosen from are those left that are not far below it.
+static void mix_row(const Routing *r, const float *logits, float *shares, int64_t *chosen) {
+    uint8_t taken[MOST_EXPERTS] = {0};
+    for (int64_t n = 0; n < r->per_row; n++) {
+        const int64_t best = chosen[n] = largest(logits, taken, r->count);
+        const float most = logits[best];
+        float sum = 0;
+        for (int64_t i = 0; i < r->count; i++) {
+            const float size = fabsf(logits[i]) > most ? fabsf(logits[i]) : most;
+            const int is_far = (most - logits[i]) / size > 2 * r->jitter;
+            if (!taken[i] && !is_far) sum += expf(logits[i] - most);
+        }
+        shares[n] = 1 / sum;
+        taken[best] = 1;
+    }
+}
+
 static void route_row(const Routing *r, const float *logits, float *shares, int64_t *chosen) {
     float scores[MOST_EXPERTS], wanted[MOST_EXPERTS], most = logits[0], sum = 0;
     uint8_t taken[MOST_EXPERTS] = {0};
     for (int64_t i = 1; i < r->count; i++) most = logits[i] > most ? logits[i] : most;
     for (int64_t i = 0; i < r->count; i++) {
-        scores[i] = r->by_sigmoid ? 1 / (1 + expf(-logits[i])) : expf(logits[i] - most);
+        scores[i] = r->score == BY_SIGMOID ? 1 / (1 + expf(-logits[i])) : expf(logits[i] - most);
         sum += scores[i];
     }
     for (int64_t i = 0; i < r->count; i++) {
-        if (!r->by_sigmoid) scores[i] /= sum;
+        if (r->score == BY_SOFTMAX) scores[i] /= sum;
         wanted[i] = r->bias ? scores[i] + r->bias[i] : scores[i];
     }
     if (r->groups > 1) keep_groups(r, wanted, taken);
@@ -99,7 +116,8 @@ void tandem_route(const Routing *r, const float *logits, int64_t stride, float *
                   int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * r->count > 4096)
     for (int64_t row = 0; row < rows; row++)
-        route_row(r, logits + row * stride, shares + row * r->per_row, chosen + row * r->per_row);
+        (r->score == BY_MIXER ? mix_row : route_row)(r, logits + row * stride, shares + row * r->per_row,
+                                                     chosen + row * r->per_row);
 }
 
 // out [rows, size] += what one more expert says, by the sigmoid of its gate, gates `stride` apart. size % 8 == 0.
