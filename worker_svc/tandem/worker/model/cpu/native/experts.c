@@ -7,18 +7,15 @@
 //     down       some outputs of one expert, for all of its pairs       [pairs, hidden]
 //     sum        a row: the answers of its experts by their shares, in the order of their numbers
 //
-// A thread has a share of the outputs that lie behind each other, which it takes in their order: memory is read quickest in
-// one stream. Where it is done before the others, it takes the last ones of theirs, so that all end together whoever was
-// chosen. An expert's matrices are read once, and only
+// Threads share the outputs (`shares.h`) and so end together whoever was chosen. An expert's matrices are read once, and only
 // those of experts that somebody chose. As many pairs as there is room for are computed at once, all of an expert's among
 // them. A number is computed by the same instructions in the same order whatever is computed beside it, so a row's bits
 // depend neither on the others nor on how many threads there are.
 
-#include <omp.h>
-
 #include "gates.h"
 #include "matrices.h"
 #include "operations.h"
+#include "shares.h"
 
 #define OUTPUTS 64        // of one expert that a thread takes at once
 #define WIDE_OUTPUTS 128  // the same of wide panels
@@ -139,34 +136,6 @@ static int64_t sort(const Experts *e, const int64_t *chosen, int64_t rows, const
     return active;
 }
 
-// ---------------------------------------------------------------------------------------------------- shares
-
-// The pieces of work that a thread has left: from the lower 32 bits of `left` to before the upper ones.
-typedef struct {
-    uint64_t left;
-    char apart[56];  // so that threads write to different lines of the cache
-} Share;
-
-static void give_share(Share *shares, int64_t pieces) {
-    const uint64_t threads = (uint64_t)omp_get_num_threads(), own = (uint64_t)omp_get_thread_num();
-    const uint64_t first = (uint64_t)pieces * own / threads, last = (uint64_t)pieces * (own + 1) / threads;
-    __atomic_store_n(&shares[own].left, last << 32 | first, __ATOMIC_RELAXED);
-}
-
-// The next piece of the own share, or the last one of another's; -1 if none is left.
-static int64_t take_piece(Share *shares) {
-    const int threads = omp_get_num_threads(), own = omp_get_thread_num();
-    for (int n = 0; n < threads; n++) {
-        uint64_t *of = &shares[(own + n) % threads].left, left = __atomic_load_n(of, __ATOMIC_RELAXED), rest;
-        while ((uint32_t)left < left >> 32) {
-            rest = n ? left - (1ull << 32) : left + 1;
-            if (__atomic_compare_exchange_n(of, &left, rest, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-                return n ? (int64_t)(rest >> 32) : (int64_t)(uint32_t)left;
-        }
-    }
-    return -1;
-}
-
 // ---------------------------------------------------------------------------------------------------- products
 
 static void quantize_row(const Matrix *m, const Inputs *in, const float *x, int64_t row) {
@@ -284,6 +253,7 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
     Share up_shares[threads], down_shares[threads];
 #pragma omp parallel num_threads(threads) if (rows * e -> per_row * e->hidden * e->inner > WORTH)
     {
+        const int there = omp_get_num_threads();
 #pragma omp for schedule(static) nowait
         for (int64_t row = 0; row < rows; row++) {
             if (is_quantized(up)) quantize_row(up, &r.entering, x, row);
@@ -293,8 +263,8 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
             const int32_t begin = r.first[r.active[from]];
             for (to = from + 1; to < active && r.first[r.active[to] + 1] - begin <= most;) to++;
             const int64_t pairs = r.first[r.active[to - 1] + 1] - begin, here = to - from;
-            give_share(up_shares, here * up_parts);
-            give_share(down_shares, here * down_parts);
+            give_share(up_shares, there, omp_get_thread_num(), here * up_parts);
+            give_share(down_shares, there, omp_get_thread_num(), here * down_parts);
 #pragma omp barrier
             if (up->bits == WIDE || pairs > here) {
 #pragma omp for schedule(dynamic)
@@ -303,7 +273,7 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
                     arrange(up, &r.entering, r.order, at, own, r.entering.arranged + (at - begin) * up_words);
                 }
             }
-            for (int64_t i; (i = take_piece(up_shares)) >= 0;) {
+            for (int64_t i; (i = take_piece(up_shares, there)) >= 0;) {
                 const int64_t expert = r.active[from + i / up_parts], at = r.first[expert];
                 multiply(up + expert, &r.entering, r.order, at, r.first[expert + 1] - at,
                          r.entering.arranged + (at - begin) * up_words, r.gate_up + (at - begin) * up_width,
@@ -323,7 +293,7 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
                     arrange(down, &r.between, 0, at - begin, own, r.between.arranged + (at - begin) * down_words);
                 }
             }
-            for (int64_t i; (i = take_piece(down_shares)) >= 0;) {
+            for (int64_t i; (i = take_piece(down_shares, there)) >= 0;) {
                 const int64_t expert = r.active[from + i / down_parts], at = r.first[expert];
                 multiply(down + expert, &r.between, 0, at - begin, r.first[expert + 1] - at,
                          r.between.arranged + (at - begin) * down_words, r.answers + (at - begin) * down_width,

@@ -92,7 +92,7 @@ SOURCES = CSources(
             "panels_amx.h",
             "quantized.h",
         ),
-        *("quantized_narrow.h", "quantized_wide.h", "recurrence.h", "selection.h"),
+        *("quantized_narrow.h", "quantized_wide.h", "recurrence.h", "selection.h", "shares.h"),
     ),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.

@@ -22,6 +22,7 @@
 #include "matrices.h"
 #include "operations.h"
 #include "quantized_narrow.h"
+#include "shares.h"
 
 #define ROWS 6               // of a tile: 12 sums in 16 registers
 #define OWN_WORDS (1 << 14)  // of 32 bits: a single row of so many at most is quantized by each thread for itself
@@ -305,25 +306,30 @@ INLINE void ask_for(const uint8_t *weights) {
     for (int64_t i = 0; i < 8192; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T0);
 }
 
-// The panels of one of `threads` parts, as many as the others' but for `TOGETHER`.
-INLINE int64_t first_of(int64_t panels, int part, int threads) {
-    const int64_t pieces = (panels + TOGETHER - 1) / TOGETHER, first = pieces * part / threads * TOGETHER;
-    return first < panels ? first : panels;
+// The first panel of a thread's own pieces.
+INLINE int64_t first_of(int64_t pieces, int part, int threads) { return pieces * part / threads * TOGETHER; }
+
+// What is left of the panels, piece by piece.
+static void all_outputs(const Product *p, int bits, int64_t group, Share *shares, int threads) {
+    for (int64_t piece; (piece = take_piece(shares, threads)) >= 0;) {
+        const int64_t first = piece * TOGETHER, last = first + TOGETHER;
+        quantized_outputs(p, bits, (int)group, first, last < p->panels ? last : p->panels);
+    }
 }
 
 // Of a single row: each thread quantizes it for itself, which takes less time than to wait for another one.
-static void one_row(const Product *with, int bits, int64_t group, const float *x, const Rounding *how, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int part = 0; part < threads; part++) {
-        const int64_t first = first_of(with->panels, part, threads), last = first_of(with->panels, part + 1, threads);
+static void one_row(const Product *with, int bits, int64_t group, const float *x, const Rounding *how, Share *shares,
+                    int threads) {
+#pragma omp parallel num_threads(threads)
+    {
         int32_t own[OWN_WORDS];
         float scale[OWN_WORDS / 4], sum[OWN_WORDS / 4];  // a group has four words at least
         Product p = *with;
         p.x = own, p.x_scale = scale, p.x_sum = sum;
-        ask_for(p.weight + first * how->groups * group * PANEL * bits / 8);
+        const int64_t pieces = (p.panels + TOGETHER - 1) / TOGETHER;
+        ask_for(p.weight + first_of(pieces, omp_get_thread_num(), threads) * how->groups * group * PANEL * bits / 8);
         quantize_groups(x, how, own, scale, sum, 0, how->groups);
-        for (int64_t panel = first; panel < last; panel += TOGETHER)
-            quantized_outputs(&p, bits, (int)group, panel, panel + TOGETHER < last ? panel + TOGETHER : last);
+        all_outputs(&p, bits, group, shares, threads);
     }
 }
 
@@ -352,15 +358,17 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                        .half = half,
                        .per_channel = per_channel,
                        .less = how.less};
+    const int64_t pieces = (panels + TOGETHER - 1) / TOGETHER, bytes = groups * group * PANEL * bits / 8;
+    Share shares[threads];
+    give_shares(shares, threads, pieces);
     if (rows == 1 && how.words <= OWN_WORDS) {
-        one_row(&p, bits, group, x, &how, threads);
+        one_row(&p, bits, group, x, &how, shares, threads);
         return;
     }
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static) nowait
-        for (int part = 0; part < threads; part++)
-            ask_for(p.weight + first_of(panels, part, threads) * groups * group * PANEL * bits / 8);
+        for (int part = 0; part < threads; part++) ask_for(p.weight + first_of(pieces, part, threads) * bytes);
 #pragma omp for schedule(static)
         for (int part = 0; part < threads; part++) {
             const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
@@ -376,12 +384,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                 into_tile(sum_rows + place, sum_tiles + place, some, groups, first, last);
             }
         }
-#pragma omp for schedule(static)
-        for (int part = 0; part < threads; part++) {
-            const int64_t last = first_of(panels, part + 1, threads);
-            for (int64_t panel = first_of(panels, part, threads); panel < last; panel += TOGETHER)
-                quantized_outputs(&p, bits, (int)group, panel, panel + TOGETHER < last ? panel + TOGETHER : last);
-        }
+        all_outputs(&p, bits, group, shares, threads);
     }
 }
 
