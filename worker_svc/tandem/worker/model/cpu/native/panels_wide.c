@@ -167,9 +167,11 @@ INLINE void row_sums(const float *numbers, const uint8_t *w, int64_t steps, __m5
             }
 }
 
-// A block of `rows` with a pair of panels. Meanwhile what follows at `ahead` is asked for, `pace` bytes for each read.
+// A block of `rows` with a pair of panels. Meanwhile what follows at `ahead` is asked for, `pace` bytes for each read, and
+// where the next block's sums go, a row each step: rows of `out` lie too far apart for the processor to see it coming.
 INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w, int64_t first, int64_t last,
-                 float *out, int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace) {
+                 float *out, int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace,
+                 const float *next) {
     __m512 sum[ROWS][2];
     for (int r = 0; r < rows; r++) {
         sum[r][0] = first ? _mm512_maskz_loadu_ps(left, out + r * stride) : _mm512_setzero_ps();
@@ -180,6 +182,11 @@ INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w,
     if (alone) row_sums((const float *)x + first * reads, w + first * WEIGHT_BYTES(way), last - first, sum[0]);
     for (int64_t step = first; !alone && step < last; step++) {
         const uint8_t *here = w + step * WEIGHT_BYTES(way);
+        if (rows > 1 && step < first + rows) {
+            _mm_prefetch((const char *)next, _MM_HINT_T0);
+            _mm_prefetch((const char *)(next + 16), _MM_HINT_T0);
+            next += stride;
+        }
         const float *numbers = (const float *)x + step * rows * reads * inputs;
         for (int i = 0; i < reads; i++, ahead += pace) {
             _mm_prefetch((const char *)ahead, _MM_HINT_T1);
@@ -206,11 +213,11 @@ INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w,
 }
 
 #define CASE(R)                                                                                                        \
-    case R: sums(R, way, x, w, first, last, out, p->outputs, left, right, ahead, pace); break;
+    case R: sums(R, way, x, w, first, last, out, p->outputs, left, right, ahead, pace, next); break;
 
 // The same for any number of rows.
 INLINE void block(const Wide *p, const int way, const void *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
-                  int64_t last, const uint8_t *ahead, int64_t pace) {
+                  int64_t last, const uint8_t *ahead, int64_t pace, const float *next) {
     const __mmask16 left = lanes(p, pair, 0), right = lanes(p, pair, 1);
     const uint8_t *w = p->weight + pair * p->steps * WEIGHT_BYTES(way);
     float *out = p->out + row * p->outputs + pair * PAIR;
@@ -256,8 +263,10 @@ INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t fro
                         continue;
                     }
 #endif
+                    const int64_t down = row + rows < end;  // the next block is of this pair
+                    const float *next = p->out + (down ? row + rows : start) * p->outputs + (pair + !down) * PAIR;
                     block(p, way, x + row * p->steps * bytes, row, rows, pair, first, last, ahead,
-                          width / READS(way) / blocks);
+                          width / READS(way) / blocks, next);
                 }
         }
     }
