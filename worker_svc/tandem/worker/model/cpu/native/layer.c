@@ -104,14 +104,18 @@ typedef struct {
     int32_t rule;
 } Carrying;
 
-static void product(const Matrix *w, const float *x, float *out, const Step *s) {
+static void add_bias(const Matrix *w, float *out, const Step *s) {
     const int64_t width = width_of(w);
-    matrix_product(w, x, s->room, out, s->rows, s->threads);
     if (!w->bias) return;
     if (width == w->outputs && width % 8 == 0) tandem_add(out, w->bias, s->rows, width, 0, s->threads);
     else
         for (int64_t row = 0; row < s->rows; row++)
             for (int64_t i = 0; i < w->outputs; i++) out[row * width + i] += w->bias[i];
+}
+
+static void product(const Matrix *w, const float *x, float *out, const Step *s) {
+    matrix_product(w, x, s->room, out, s->rows, s->threads);
+    add_bias(w, out, s);
 }
 
 // The same of the pieces of a matrix, whose outputs lie side by side.
@@ -321,7 +325,23 @@ static void carry(const Layer *l, const Step *s, const float *entering, Carrying
     (c->rule == MAMBA ? tandem_mamba : tandem_delta_net)(r, c->works, c->count, c->saves);
 }
 
+// Whether what gates let through is packed for the next product as it is computed, and is never anywhere else.
+static int packs_gated(const Layer *l, const Step *s) {
+    const Matrix *up = l->gate_up, *down = &l->down;
+    return l->gated_mlp && l->gate_by == 1 && up->bits == WIDE && up->outputs == 2 * l->inner && !up->bias &&
+           down->bits == WIDE && up->half == down->half && wide_gates(up->half, s->rows, l->inner);
+}
+
 static void feed_all(const Layer *l, const Step *s, const float *entering, float *out) {
+    const Matrix *up = l->gate_up, *down = &l->down;
+    if (packs_gated(l, s)) {
+        wide_gated(up->half, up->numbers, l->activation, entering, s->room, s->inner, s->rows, up->inputs, l->inner,
+                   s->threads);
+        wide_product_of_packed(down->half, down->numbers, s->inner, out, s->rows, l->inner, down->outputs, s->threads);
+        add_bias(down, out, s);
+        scale(out, l->fed_by, s, l->hidden, l->hidden);
+        return;
+    }
     products(l->gate_up, entering, l->gated_mlp ? s->gate_up : s->inner, s);
     if (l->gated_mlp) {
         scale(s->gate_up, l->gate_by, s, l->inner, 2 * l->inner);

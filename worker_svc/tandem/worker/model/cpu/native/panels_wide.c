@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "gates.h"
 #include "matrices.h"
 #include "operations.h"
 
@@ -23,9 +24,8 @@
 #define TILE 32            // inputs of a tile of bf16
 #define ROWS 12            // of a block of activations at most, whose sums fill 24 of 32 registers
 #define ROWS_AMX 32        // the same, in two tiles
-#define CACHED (1 << 20)   // bytes of activations that stay in the second cache while weights go by
-#define FEW_BLOCKS 4       // of activations, beside which weights take most of that
-#define BLOCKS_AT_ONCE 20  // of activations for which weights are read once; 8 by AMX
+#define CACHED (1 << 20)   // bytes of activations and of two pairs' weights that stay in the second cache
+#define BLOCKS_AT_ONCE 14  // of activations for which weights are read once; 8 by AMX
 #define WORTH_THREADS (1 << 18)
 
 #define ALONE __attribute__((noinline))
@@ -126,6 +126,14 @@ ALONE static void pack_fp32(const float *const *x, int64_t rows, int64_t k, int6
     memset(to + k * rows, 0, (size_t)((width - k) * rows) * sizeof(float));
 }
 
+// A row's part of a tile: activation(gate) * up, of 32 gates and as many others behind them.
+INLINE void gate_tile(const Gate *how, const float *gate, uint16_t *to) {
+    for (int i = 0; i < TILE; i += 8) {
+        const __m256 v = gated(how, _mm256_load_ps(gate + i), _mm256_load_ps(gate + TILE + i));
+        _mm_store_si128((__m128i *)(to + i), (__m128i)_mm256_cvtneps_pbh(v));
+    }
+}
+
 #include "panels_amx.h"
 
 // ---------------------------------------------------------------------------------------------------- AVX-512
@@ -167,9 +175,11 @@ INLINE void row_sums(const float *numbers, const uint8_t *w, int64_t steps, __m5
             }
 }
 
-// A block of `rows` with a pair of panels. Meanwhile what follows at `ahead` is asked for, `pace` bytes for each read.
+// A block of `rows` with a pair of panels. Meanwhile what follows at `ahead` is asked for, `pace` bytes for each read, and
+// where the next block's sums go, a row each step: rows of `out` lie too far apart for the processor to see it coming.
 INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w, int64_t first, int64_t last,
-                 float *out, int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace) {
+                 float *out, int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace,
+                 const float *next) {
     __m512 sum[ROWS][2];
     for (int r = 0; r < rows; r++) {
         sum[r][0] = first ? _mm512_maskz_loadu_ps(left, out + r * stride) : _mm512_setzero_ps();
@@ -180,6 +190,11 @@ INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w,
     if (alone) row_sums((const float *)x + first * reads, w + first * WEIGHT_BYTES(way), last - first, sum[0]);
     for (int64_t step = first; !alone && step < last; step++) {
         const uint8_t *here = w + step * WEIGHT_BYTES(way);
+        if (rows > 1 && step < first + rows) {
+            _mm_prefetch((const char *)next, _MM_HINT_T0);
+            _mm_prefetch((const char *)(next + 16), _MM_HINT_T0);
+            next += stride;
+        }
         const float *numbers = (const float *)x + step * rows * reads * inputs;
         for (int i = 0; i < reads; i++, ahead += pace) {
             _mm_prefetch((const char *)ahead, _MM_HINT_T1);
@@ -206,26 +221,30 @@ INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w,
 }
 
 #define CASE(R)                                                                                                        \
-    case R: sums(R, way, x, w, first, last, out, p->outputs, left, right, ahead, pace); break;
+    case R: sums(R, way, x, w, first, last, out, stride, left, right, ahead, pace, next); break;
 
-// The same for any number of rows.
-INLINE void block(const Wide *p, const int way, const void *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
-                  int64_t last, const uint8_t *ahead, int64_t pace) {
+// The same for any number of rows, whose sums are at `out`, `stride` numbers apart.
+INLINE void block(const Wide *p, const int way, const void *x, int64_t rows, int64_t pair, int64_t first, int64_t last,
+                  float *out, int64_t stride, const uint8_t *ahead, int64_t pace, const float *next) {
     const __mmask16 left = lanes(p, pair, 0), right = lanes(p, pair, 1);
     const uint8_t *w = p->weight + pair * p->steps * WEIGHT_BYTES(way);
-    float *out = p->out + row * p->outputs + pair * PAIR;
     switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
 }
 
 // ---------------------------------------------------------------------------------------------------- the product
 
+// Rows whose activations are taken at once, in blocks of up to `high`, where there may be `most` blocks. Weights are read as
+// often for few blocks as for many, so none of the rounds is to have only few.
+INLINE int64_t rows_at_once(int64_t rows, int64_t high, int64_t most) {
+    const int64_t all = (rows + high - 1) / high, rounds = (all + most - 1) / most;
+    return (all + rounds - 1) / rounds * high;
+}
+
 // A thread's pairs, with all rows.
 INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t from, int64_t to) {
     const int amx = way == BY_AMX;
     const int64_t bytes = ROW_BYTES(way), width = WEIGHT_BYTES(way), high = amx ? ROWS_AMX : tile_rows(p->rows, ROWS);
-    const int64_t all = (p->rows + high - 1) / high, most = amx ? 8 : BLOCKS_AT_ONCE;
-    // Weights are read as often for few blocks as for many, so none of the rounds is to have only few.
-    const int64_t rounds = (all + most - 1) / most, at_once = (all + rounds - 1) / rounds * high;
+    const int64_t at_once = rows_at_once(p->rows, high, amx ? 8 : BLOCKS_AT_ONCE), stride = p->outputs;
     const int64_t few = way == BY_SHIFTS ? 512 / TILE : 512;
 #ifdef WITH_AMX
     int64_t shaped = 0;
@@ -233,8 +252,9 @@ INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t fro
     for (int64_t start = 0; start < p->rows; start += at_once) {
         const int64_t end = start + at_once < p->rows ? start + at_once : p->rows;
         const int64_t blocks = (end - start + high - 1) / high;
-        // A few blocks read the weights of a pair again, which are to stay there too, beside the next pair's.
-        const int64_t weights = blocks > 1 && blocks <= FEW_BLOCKS ? 2 * width + width / 2 : 0;
+        // Several blocks read the weights of a pair again, which are to stay there too, beside the next pair's.
+        const int64_t weights = blocks > 1 ? 2 * width + width / 2 : 0,
+                      pace = (width / READS(way) + blocks - 1) / blocks;
         const int64_t fitting = CACHED / ((end - start) * bytes + weights), parts = (p->steps + fitting - 1) / fitting;
         // A block's activations of fp32 are to stay in the first cache.
         const int64_t steps = parts <= 1                            ? p->steps
@@ -256,8 +276,10 @@ INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t fro
                         continue;
                     }
 #endif
-                    block(p, way, x + row * p->steps * bytes, row, rows, pair, first, last, ahead,
-                          width / READS(way) / blocks);
+                    const int64_t down = row + rows < end;  // the next block is of this pair
+                    const float *next = p->out + (down ? row + rows : start) * stride + (pair + !down) * PAIR;
+                    block(p, way, x + row * p->steps * bytes, rows, pair, first, last,
+                          p->out + row * stride + pair * PAIR, stride, ahead, pace, next);
                 }
         }
     }
@@ -289,6 +311,36 @@ ALONE static void pairs_amx(const Wide *p, const uint8_t *x, int64_t from, int64
     pairs_of(p, BY_AMX, x, from, to);
 }
 #endif
+
+// A thread's pairs of gates, with all rows: activation(gate) * up, where up's pairs lie behind all gates'. A pair's are a
+// tile of what the next product is given, and go where `pack_bf16` would put them.
+ALONE static void gated_bf16(const Wide *p, const Gate *how, const uint8_t *x, uint16_t *packed, int64_t from,
+                             int64_t to) {
+    const int64_t gates = p->outputs / 2 / PAIR, bytes = p->steps * ROW_BYTES(BY_TWOS);
+    const int64_t width = p->steps * WEIGHT_BYTES(BY_TWOS), high = tile_rows(p->rows, ROWS);
+    const int64_t at_once = rows_at_once(p->rows, high, BLOCKS_AT_ONCE);
+    float both[BLOCKS_AT_ONCE * ROWS][2 * PAIR] __attribute__((aligned(64)));
+    for (int64_t start = 0; start < p->rows; start += at_once) {
+        const int64_t end = start + at_once < p->rows ? start + at_once : p->rows;
+        const int64_t blocks = (end - start + high - 1) / high;
+        const int64_t pace = (WEIGHT_BYTES(BY_TWOS) / READS(BY_TWOS) + blocks - 1) / blocks;
+        for (int64_t pair = from; pair < to; pair++) {
+            for (int up = 0; up < 2; up++)
+                for (int64_t row = start, rows; row < end; row += rows) {
+                    rows = end - row < high ? end - row : high;
+                    const uint8_t *ahead = p->weight + (up ? pair + 1 : pair + gates) * width;
+                    float *out = both[row - start] + up * PAIR;
+                    block(p, BY_TWOS, x + row * bytes, rows, pair + up * gates, 0, p->steps, out, 2 * PAIR,
+                          ahead + (row - start) / high * width / blocks, pace, out);
+                }
+            for (int64_t row = start, rows; row < end; row += rows) {
+                rows = end - row < high ? end - row : high;
+                uint16_t *tile = packed + (row * gates + pair * rows) * TILE;
+                for (int64_t r = 0; r < rows; r++) gate_tile(how, both[row - start + r], tile + r * TILE);
+            }
+        }
+    }
+}
 
 static Pairs *pairs_by(int way) {
 #ifdef WITH_AMX
@@ -322,18 +374,47 @@ void wide_outputs(int kind, const void *weight, const void *room, float *out, in
     pairs_by(way_of(kind))(&p, room, first, last);
 }
 
-// x [rows, k] -> out [rows, outputs]; `kind` of weights; `room` has rows * (k filled up to whole tiles) numbers of 4 bytes.
-void tandem_wide_product(int kind, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
-                         int64_t outputs, int threads) {
-    if (!rows) return;
-    const int64_t high = wide_rows(kind, rows), pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
-    if (rows * k * outputs < WORTH_THREADS) threads = 1;
+// All rows x [rows, k] to `room`, which has rows * (k filled up to whole tiles) numbers of 4 bytes.
+static void pack_all(int kind, const float *x, void *room, int64_t rows, int64_t k, int threads) {
+    const int64_t high = wide_rows(kind, rows), blocks = (rows + high - 1) / high;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * k > 65536)
     for (int64_t row = 0; row < blocks * high; row += high)
         wide_pack(kind, x, 0, row, rows - row < high ? rows - row : high, k, room);
+}
+
+// Of rows that are packed in `room`.
+void wide_product_of_packed(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k,
+                            int64_t outputs, int threads) {
+    const int64_t pairs = (outputs + PAIR - 1) / PAIR;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int part = 0; part < threads; part++)
         wide_outputs(kind, weight, room, out, rows, k, outputs, pairs * part / threads, pairs * (part + 1) / threads);
+}
+
+// x [rows, k] -> out [rows, outputs]; `kind` of weights; `room` as `pack_all` needs it.
+void tandem_wide_product(int kind, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
+                         int64_t outputs, int threads) {
+    if (!rows) return;
+    if (rows * k * outputs < WORTH_THREADS) threads = 1;
+    pack_all(kind, x, room, rows, k, threads);
+    wide_product_of_packed(kind, weight, room, out, rows, k, outputs, threads);
+}
+
+int wide_gates(int kind, int64_t rows, int64_t inner) {
+    return way_of(kind) == BY_TWOS && rows > ROWS && inner % PAIR == 0;
+}
+
+// x [rows, k] times gates and what they are for, [2 inner, k] -> activation(gate) * up, packed for the next product of this
+// kind; `room` as `pack_all` needs it. Only where `wide_gates` says so.
+void wide_gated(int kind, const void *weight, int activation, const float *x, void *room, void *packed, int64_t rows,
+                int64_t k, int64_t inner, int threads) {
+    const Wide p = {weight, 0, rows, filled_up(kind, k) / TILE, 2 * inner};
+    const Gate how = {activation, 0, 0};
+    const int64_t pairs = inner / PAIR;
+    pack_all(kind, x, room, rows, k, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int part = 0; part < threads; part++)
+        gated_bf16(&p, &how, room, packed, pairs * part / threads, pairs * (part + 1) / threads);
 }
 
 #ifdef __clang__
