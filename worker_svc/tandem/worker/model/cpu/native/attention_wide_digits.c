@@ -458,7 +458,6 @@ static float wide_attention_planes(const int format, const float *q, int64_t d, 
 static void wide_attention_begin_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
     const __m256 scale = _mm256_set1_ps(a->scale);
-    memset(to->o, 0, (size_t)(rows * wide) * sizeof(float));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         float *q = to->q + row * wide;
@@ -467,8 +466,6 @@ static void wide_attention_begin_digits(const Attention *a, const int32_t *block
         to->q_step[row] = a->format == INT8   ? wide_attention_planes(INT8, q, d, planes)
                           : a->format == INT6 ? wide_attention_planes(INT6, q, d, planes)
                                               : wide_attention_planes(INT4, q, d, planes);
-        to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY;
-        to->l[row] = a->sinks ? 1 : 0;
     }
 }
 
@@ -589,17 +586,17 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
         const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
-        wide_soften(row_s, looked_at, seen, of->o + row * wide, wide, of->m + row, of->l + row);
+        wide_soften(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);
-    way->sums(a, s, rows, width, first, keys, rest, of->o, &soon);
+    way->sums(a, s, rows, width, first, keys, rest, of->sums.o, &soon);
 }
 
 static void wide_attention_end_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const float *o = of->o + row * wide_of(d), all = of->l[row];
+        const float *o = of->sums.o + row * wide_of(d), all = of->sums.l[row * LANES];
         for (int64_t i = 0; i < a->value_dim; i++) {
             const int64_t place = place_of(a->format, i), byte = place % UNIT;
             to[i] = o[place / UNIT * UNIT + byte % 16 / 4 * 16 + byte / 16 * 4 + byte % 4] / all;
@@ -608,7 +605,7 @@ static void wide_attention_end_digits(const Attention *a, const int32_t *block, 
     }
 }
 
-const Way wide_attention_digits = {wide_attention_begin_digits, wide_attention_look_at_digits,
+const Way wide_attention_digits = {1, wide_of, wide_attention_begin_digits, wide_attention_look_at_digits,
                                    wide_attention_end_digits};
 
 #ifdef __clang__

@@ -27,9 +27,8 @@ int wide_twos_is_there(void) { return wide_is_there() && twos_serve() && __built
 #define OUTPUT_ROWS 6  // whose outputs are computed at once
 #define LOG2_E 1.4426950408889634f
 
-// Where a piece has its queries [rows, wide], and of each row 16 sums of weights.
-INLINE uint16_t *queries_of(const Piece *of) { return (uint16_t *)of->few_q; }
-INLINE float *sums_of(const Piece *of, int64_t row) { return of->q + 16 * row; }
+// Where a piece has its queries [rows, wide].
+INLINE uint16_t *twos_of(const Piece *of) { return (uint16_t *)of->few_q; }
 
 INLINE __m512 add_twos(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
@@ -84,8 +83,7 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
     const float base = a->cap > 0 ? 1 : LOG2_E;
     const __m512 scale = _mm512_set1_ps(a->scale * base);
-    uint16_t *q = queries_of(to);
-    memset(to->o, 0, (size_t)(rows * wide) * sizeof(float));
+    uint16_t *q = twos_of(to);
     for (int64_t row = 0; row < rows; row++, q += wide) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         for (int64_t i = 0; i < wide; i += 16) {
@@ -93,8 +91,6 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
             const __m512 numbers = _mm512_mul_ps(_mm512_maskz_loadu_ps(there, from + i), scale);
             _mm256_store_si256((__m256i *)(q + i), (__m256i)_mm512_cvtneps_pbh(numbers));
         }
-        to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] * LOG2_E : -INFINITY;
-        _mm512_store_ps(sums_of(to, row), _mm512_maskz_mov_ps(a->sinks != 0, _mm512_set1_ps(1)));
     }
 }
 
@@ -301,7 +297,7 @@ INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int
 
 #define SCORE_FEW(R, VECTORS) score_few(R, q + row * wide, wide, VECTORS, d, keys, s + row * width, width, &soon)
 #define OUTPUT(R, IN_PAIRS)                                                                                            \
-    output_rows(R, IN_PAIRS, p + row * width, width, from, d, columns, some, of->o + row * wide, wide, &soon)
+    output_rows(R, IN_PAIRS, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, &soon)
 static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                         int64_t start, int64_t after, float *room) {
     const int64_t d = a->head_dim, size = a->page_size, width = whole(size, TURNED), wide = wide_of(d);
@@ -311,7 +307,7 @@ static void wide_attention_twos_look_at(const Attention *a, const int32_t *block
     const int64_t left = position + tokens - start, keys = left < size ? left : size;
     const int64_t looked_at = whole(keys, TURNED), columns = whole(a->value_dim, UNIT);
     const int64_t first = first_vector(a, block, kv_head, start);
-    const uint16_t *q = queries_of(of), *keys_there = vectors(a, 0, first).numbers;
+    const uint16_t *q = twos_of(of), *keys_there = vectors(a, 0, first).numbers;
     const uint16_t *values_there = vectors(a, 1, first).numbers;
     float *s = room;
     uint32_t *tiles = (uint32_t *)(s + rows * width);
@@ -326,7 +322,7 @@ static void wide_attention_twos_look_at(const Attention *a, const int32_t *block
         const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, LOG2_E);
-        weigh(row_s, looked_at, seen, of->o + row * wide, wide, of->m + row, sums_of(of, row));
+        weigh(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);
     const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = few ? keys : 2 * pairs;
@@ -350,8 +346,8 @@ static void wide_attention_twos_end(const Attention *a, const int32_t *block, in
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const float *o = of->o + row * wide_of(d);
-        const __m512 sums = _mm512_load_ps(sums_of(of, row));
+        const float *o = of->sums.o + row * wide_of(d);
+        const __m512 sums = _mm512_load_ps(of->sums.l + row * LANES);
         const __m512 all = _mm512_set1_ps(_mm_cvtss_f32(wide_sums(sums, sums, sums, sums)));
         for (int64_t i = 0; i < a->value_dim; i += UNIT) {
             const __m512 evens = _mm512_div_ps(_mm512_load_ps(o + i), all);
@@ -364,7 +360,8 @@ static void wide_attention_twos_end(const Attention *a, const int32_t *block, in
     }
 }
 
-const Way wide_attention_twos = {wide_attention_twos_begin, wide_attention_twos_look_at, wide_attention_twos_end};
+const Way wide_attention_twos = {1 / LOG2_E, wide_of, wide_attention_twos_begin, wide_attention_twos_look_at,
+                                 wide_attention_twos_end};
 
 #ifdef __clang__
 #pragma clang attribute pop
