@@ -1,4 +1,4 @@
-// Causal attention over pages, in fp32; attention_wide_twos.c has bf16 its own way.
+// Causal attention over pages, in fp32; attention_wide_twos.h has bf16 and fp8 its own way.
 //
 // A query looks at one page of keys after the other, from the first on that it sees, with a softmax in progress:
 //
@@ -408,6 +408,7 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     // The same with any number of queries: their bits differ.
     const Way *wide = digits_in(&a) || (format == INT4 && head_dim % 128 == 0) ? &wide_attention_digits
                       : format == BF16 && wide_twos_is_there()                 ? &wide_attention_twos
+                      : format == FP8 && wide_twos_fp8_is_there()              ? &wide_attention_twos_fp8
                                                                                : &wide_attention;
     const Way *way = wide_allowed && there ? wide : &narrow;
     const int64_t most_jobs = count * parts + (by_stretches ? stretches / a_job : 0);

@@ -181,9 +181,10 @@ typedef struct {
     void (*end)(const Attention *a, const int32_t *block, int64_t head, const Piece *of);
 } Way;
 
-// By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too.
-extern const Way wide_attention, wide_attention_digits, wide_attention_twos;
-int wide_fp8_is_there(void), wide_twos_is_there(void);
+// By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too, and with
+// instructions of bf16 (attention_wide_twos.h).
+extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8;
+int wide_fp8_is_there(void), wide_twos_is_there(void), wide_twos_fp8_is_there(void);
 
 // clang-format off
 #define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \
