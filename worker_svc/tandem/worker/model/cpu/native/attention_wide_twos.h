@@ -3,8 +3,8 @@
 // sums run over 4 blocks of a register, a row's weights over two keys at once. The sum that o is divided by is that of the
 // rounded weights.
 //
-// Four keys of a block of few rows become tiles of four: lane 4 b + n has two numbers of block b of key n, and nothing is
-// added up across lanes but the four blocks at the end. A block of many rows has its keys turned, so that 32 keys lie
+// Keys of a block of few rows become tiles of four: lane 4 b + n has two numbers of block b of key n, and nothing is added
+// up across lanes but the four blocks at the end. A block of many rows has its keys turned, so that 32 keys lie
 // across two registers, and adds up the same in the same order.
 //
 // STORED is the format. Of fp8, 64 numbers become two units: the first has the lower half of each of their four blocks, the
@@ -63,30 +63,32 @@ INLINE __m512i stored_at(const void *vectors, int64_t n, int64_t i, int64_t d) {
     return d - i >= UNIT ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(first_of(d - i), from);
 }
 
+// Those of four keys become tiles of what is stored, each of which becomes UNITS_AT_ONCE, in the order of their units.
+INLINE void four_tiles(const __m512i x[4], __m512i to[4]) {
+    if (STORED == FP8) {
+        const __m512i ab = _mm512_unpacklo_epi16(x[0], x[1]), cd = _mm512_unpacklo_epi16(x[2], x[3]);
+        const __m512i more = _mm512_unpackhi_epi16(x[0], x[1]), others = _mm512_unpackhi_epi16(x[2], x[3]);
+        to[0] = _mm512_unpacklo_epi32(ab, cd), to[1] = _mm512_unpackhi_epi32(ab, cd);
+        to[2] = _mm512_unpacklo_epi32(more, others), to[3] = _mm512_unpackhi_epi32(more, others);
+    } else {
+        const __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
+        const __m512i more = _mm512_unpackhi_epi32(x[0], x[1]), others = _mm512_unpackhi_epi32(x[2], x[3]);
+        to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
+        to[2] = _mm512_unpacklo_epi64(more, others), to[3] = _mm512_unpackhi_epi64(more, others);
+    }
+}
+
+INLINE void widen(__m512i stored, __m512i to[UNITS_AT_ONCE]) {
+    if (STORED == FP8) widen_float8(stored, to);
+    else *to = stored;
+}
+
 // Vectors [keys, d] as units of bf16 [keys, units].
 INLINE void make_twos(const void *vectors, int64_t keys, int64_t d, __m512i *to) {
     for (int64_t key = 0; key < keys; key++)
         for (int64_t i = 0; i < d; i += AT_ONCE, to += UNITS_AT_ONCE) {
-            if (STORED == FP8) widen_float8(stored_at(vectors, key, i, d), to);
-            else *to = stored_at(vectors, key, i, d);
+            widen(stored_at(vectors, key, i, d), to);
         }
-}
-
-// Those of four keys become tiles, in the order of their units.
-INLINE void four_tiles(const __m512i x[4], __m512i to[4 * UNITS_AT_ONCE]) {
-    __m512i t[4];
-    if (STORED == FP8) {
-        const __m512i ab = _mm512_unpacklo_epi16(x[0], x[1]), cd = _mm512_unpacklo_epi16(x[2], x[3]);
-        const __m512i more = _mm512_unpackhi_epi16(x[0], x[1]), others = _mm512_unpackhi_epi16(x[2], x[3]);
-        t[0] = _mm512_unpacklo_epi32(ab, cd), t[1] = _mm512_unpackhi_epi32(ab, cd);
-        t[2] = _mm512_unpacklo_epi32(more, others), t[3] = _mm512_unpackhi_epi32(more, others);
-        for (int n = 0; n < 4; n++) widen_float8(t[n], to + 2 * n);
-        return;
-    }
-    const __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
-    const __m512i more = _mm512_unpackhi_epi32(x[0], x[1]), others = _mm512_unpackhi_epi32(x[2], x[3]);
-    to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
-    to[2] = _mm512_unpacklo_epi64(more, others), to[3] = _mm512_unpackhi_epi64(more, others);
 }
 
 // 2^x of x up to 0, to 3e-6 of itself; below 2^-126 it becomes 0 as bf16. NaN stays.
@@ -152,34 +154,46 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
     }
 }
 
-// Scores of up to four keys from number `key` on: q [rows], s [rows, width].
-INLINE void score_four(const int rows, const int keys, const uint32_t *q, const void *k, int64_t key, const int64_t d,
-                       float *s, int64_t width, Soon *soon) {
-    const int64_t row = row_of_twos(d), asked = KEYS * length_of(STORED, d) / (units_in(d) / UNITS_AT_ONCE);
-    __m512 sum[FEW_TWOS];
-    for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < d; i += AT_ONCE, q += UNITS_AT_ONCE * 64) {
-        __m512i x[4], tile[4 * UNITS_AT_ONCE];
+// Scores of eight keys from number `key` on, or of `keys` and whatever behind them: q [rows], s [rows, width].
+INLINE void score_eight(const int rows, const int all, int64_t keys, const uint32_t *q, const void *k, int64_t key,
+                        const int64_t d, float *s, int64_t width, Soon *soon) {
+    const int64_t row = row_of_twos(d), asked = 8 * length_of(STORED, d) / (units_in(d) / UNITS_AT_ONCE);
+    __m512 sum[FEW_TWOS][2];
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < d; i += AT_ONCE) {
+        __m512i tiles[2][4];
         ask_soon_for(soon, asked);
-        for (int n = 0; n < 4; n++) x[n] = stored_at(k, n < keys ? key + n : key, i, d);
-        four_tiles(x, tile);
-        for (int t = 0; t < 4 * UNITS_AT_ONCE; t++)
-            for (int r = 0; r < rows; r++) sum[r] = add_twos(sum[r], tile[t], _mm512_load_si512(q + r * row + 16 * t));
+        for (int four = 0; four < 2; four++) {
+            __m512i x[4];
+            for (int n = 0; n < 4; n++)
+                x[n] = stored_at(k, key + (all || 4 * four + n < keys ? 4 * four + n : 0), i, d);
+            four_tiles(x, tiles[four]);
+        }
+        for (int t = 0; t < 4; t++) {
+            __m512i one[UNITS_AT_ONCE], other[UNITS_AT_ONCE];
+            widen(tiles[0][t], one);
+            widen(tiles[1][t], other);
+            for (int n = 0; n < UNITS_AT_ONCE; n++, q += 16)
+                for (int r = 0; r < rows; r++) {
+                    const __m512i query = _mm512_load_si512(q + r * row);
+                    sum[r][0] = add_twos(sum[r][0], one[n], query);
+                    sum[r][1] = add_twos(sum[r][1], other[n], query);
+                }
+        }
     }
     for (int r = 0; r < rows; r++) {
-        const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(sum[r]), _mm512_extractf32x8_ps(sum[r], 1));
-        _mm_store_ps(s + r * width, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+        const __m512 low = _mm512_shuffle_f32x4(sum[r][0], sum[r][1], 0x44);
+        const __m512 two = _mm512_add_ps(low, _mm512_shuffle_f32x4(sum[r][0], sum[r][1], 0xee));
+        const __m512 even = _mm512_shuffle_f32x4(two, two, 0x08), odd = _mm512_shuffle_f32x4(two, two, 0x0d);
+        _mm256_store_ps(s + r * width, _mm256_add_ps(_mm512_castps512_ps256(even), _mm512_castps512_ps256(odd)));
     }
 }
 
-// What is behind the last key is not looked at.
 INLINE void score_few(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
                       int64_t width, Soon *soon) {
     int64_t key = 0;
-    for (; key + KEYS <= keys; key += KEYS) score_four(rows, KEYS, q, k, key, d, s + key, width, soon);
-    if (keys - key == 3) score_four(rows, 3, q, k, key, d, s + key, width, soon);
-    else if (keys - key == 2) score_four(rows, 2, q, k, key, d, s + key, width, soon);
-    else if (keys - key == 1) score_four(rows, 1, q, k, key, d, s + key, width, soon);
+    for (; key + 8 <= keys; key += 8) score_eight(rows, 1, 8, q, k, key, d, s + key, width, soon);
+    if (key < keys) score_eight(rows, 0, keys - key, q, k, key, d, s + key, width, soon);
 }
 
 // 16 registers of 16 twos become those of 16 keys each.
@@ -239,7 +253,7 @@ INLINE void score_block(const int rows, const int columns, const uint32_t *q, in
         }
 }
 
-// Scores of 16 or 32 turned keys, whose blocks are added up as `score_four` does.
+// Scores of 16 or 32 turned keys, whose blocks are added up as `score_eight` does.
 INLINE void score_turned(const int rows, const int columns, const uint32_t *q, int64_t row, const uint32_t *tile,
                          int64_t units, float *s, int64_t width) {
     __m512 sum[4][ROWS_TWOS][2];
