@@ -1,4 +1,4 @@
-// Causal attention over pages, in fp32; attention_wide_twos.c has bf16 its own way.
+// Causal attention over pages, in fp32; attention_wide_twos.h has bf16 and fp8 its own way.
 //
 // A query looks at one page of keys after the other, from the first on that it sees, with a softmax in progress:
 //
@@ -6,6 +6,9 @@
 //     p  = exp(s - m')
 //     l  = l exp(m - m') + sum p
 //     o  = o exp(m - m') + p . v         the answer is o / l
+//
+// So for each STRETCH of keys by itself, from -inf and zeros on; the stretches are then added up in their order by the same
+// rule, whoever has looked at them.
 //
 // A score's sum runs over 8 lanes and then across them, o's over the keys in their order. What a query does not see in a
 // page adds nothing to l and o. So its numbers are the same with any queries beside it, in a decode as in a prefill.
@@ -80,10 +83,7 @@ static void begin(const Attention *a, const int32_t *block, int64_t head, const 
             to->q_step[row] = to_16_bits(to->q + row * d, d, to->few_q + row * wide);
             memset(to->few_q + row * wide + d, 0, (size_t)(wide - d) * sizeof(int16_t));
         }
-        to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY;
-        to->l[row] = a->sinks ? 1 : 0;
     }
-    memset(to->o, 0, (size_t)(rows * d) * sizeof(float));
 }
 
 // One page, from position `start` on. What is at `after` is asked for meanwhile.
@@ -121,14 +121,15 @@ static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, c
     for (int64_t row = 0; row < rows; row++) {
         const Seen seen = seen_by(a, block, row, start, keys);
         if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
-        soften(s + row * width, looked_at, seen, of->o + row * d, d, of->m + row, of->l + row);
+        soften(s + row * width, looked_at, seen, of->sums.o + row * d, d, of->sums.m + row, of->sums.l + row * LANES);
         if (digits) w_step[row] = scaled_weights(s + row * width, keys, looked_at, v_scale, weights + row * width);
     }
     if (!one) ahead = asked(a, 0, after);
     if (digits) {
         const int8_t *few_v = one ? few_k : digits_of(a, 1, first, keys, value_digits);
 #define CALL(R)                                                                                                        \
-    add_digits(R, weights + row * width, width, w_step + row, few_v, d, a->value_dim, keys, of->o + row * d, &ahead)
+    add_digits(R, weights + row * width, width, w_step + row, few_v, d, a->value_dim, keys, of->sums.o + row * d,      \
+               &ahead)
         BY_ROWS(rows, 6, CALL)
 #undef CALL
     } else
@@ -136,7 +137,7 @@ static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, c
             const int64_t some = keys - key < chunk ? keys - key : chunk;
             const Vector v = vectors(a, 1, first + key);
             if (!few && !one) stored->make_plain(v, d, some, tiles);
-            floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, of->o, &ahead);
+            floats->outputs(s + key, width, few ? v : plain, d, a->value_dim, rows, some, of->sums.o, &ahead);
         }
 }
 
@@ -144,13 +145,68 @@ static void end(const Attention *a, const int32_t *block, int64_t head, const Pi
     const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const __m256 whole = _mm256_set1_ps(of->l[row] / bias_of(a));
+        const __m256 whole = _mm256_set1_ps(of->sums.l[row * LANES] / bias_of(a));
         for (int64_t i = 0; i < d; i += 8)
-            _mm256_storeu_ps(to + i, _mm256_div_ps(_mm256_loadu_ps(of->o + row * d + i), whole));
+            _mm256_storeu_ps(to + i, _mm256_div_ps(_mm256_loadu_ps(of->sums.o + row * d + i), whole));
     }
 }
 
-static const Way narrow = {begin, look_at, end};
+static int64_t as_they_are(int64_t d) { return d; }
+
+static const Way narrow = {1, as_they_are, begin, look_at, end};
+
+static void clear(const Way *way, int64_t rows, int64_t d, Sums to) {
+    memset(to.o, 0, (size_t)(rows * way->apart(d)) * sizeof(float));
+    memset(to.l, 0, (size_t)(rows * LANES) * sizeof(float));
+    for (int64_t row = 0; row < rows; row++) to.m[row] = -INFINITY;
+}
+
+INLINE int saw_nothing(const float *l) {
+    for (int lane = 0; lane < LANES; lane++)
+        if (l[lane] != 0) return 0;  // NaN too
+    return 1;
+}
+
+INLINE void add_scaled(float *to, __m256 by, const float *from, __m256 from_by, int64_t count) {
+    for (int64_t i = 0; i < count; i += 8) {
+        const __m256 mine = _mm256_mul_ps(_mm256_loadu_ps(to + i), by);
+        _mm256_storeu_ps(to + i, _mm256_fmadd_ps(_mm256_loadu_ps(from + i), from_by, mine));
+    }
+}
+
+// What the next stretch has given is added.
+static void join(const Way *way, int64_t rows, int64_t d, Sums to, Sums from) {
+    const int64_t apart = way->apart(d);
+    for (int64_t row = 0; row < rows; row++, to.o += apart, to.l += LANES, from.o += apart, from.l += LANES) {
+        if (saw_nothing(from.l)) continue;
+        if (saw_nothing(to.l)) {
+            memcpy(to.o, from.o, (size_t)apart * sizeof(float));
+            memcpy(to.l, from.l, LANES * sizeof(float));
+            to.m[row] = from.m[row];
+            continue;
+        }
+        const float most = from.m[row] > to.m[row] ? from.m[row] : to.m[row];
+        const __m256 by = exponential(_mm256_set1_ps((to.m[row] - most) * way->unit));
+        const __m256 from_by = exponential(_mm256_set1_ps((from.m[row] - most) * way->unit));
+        add_scaled(to.o, by, from.o, from_by, apart);
+        add_scaled(to.l, by, from.l, from_by, LANES);
+        to.m[row] = most;
+    }
+}
+
+// All that a piece's queries see is added up: one more score of a value that is 0, if there is one, and the answer.
+static void finish(const Attention *a, const Way *way, const int32_t *block, int64_t head, const Piece *of) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group, apart = way->apart(d);
+    for (int64_t row = 0; a->sinks && row < rows; row++) {
+        const float sink = a->sinks[head * a->group + row % a->group] / way->unit;
+        const float most = sink > of->sums.m[row] ? sink : of->sums.m[row];
+        const __m256 by = exponential(_mm256_set1_ps((of->sums.m[row] - most) * way->unit)), none = _mm256_setzero_ps();
+        add_scaled(of->sums.o + row * apart, by, of->sums.o + row * apart, none, apart);
+        add_scaled(of->sums.l + row * LANES, by, of->sums.l + row * LANES, none, LANES);
+        of->sums.l[row * LANES] += _mm256_cvtss_f32(exponential(_mm256_set1_ps((sink - most) * way->unit)));
+    }
+    way->end(a, block, head, of);
+}
 
 // Numbers of keys that lay apart and of their constants.
 INLINE int64_t gathered_of(const Attention *a) {
@@ -173,12 +229,38 @@ static void gather(const Attention *a, const int32_t *block, int64_t start, cons
     }
 }
 
-// Pieces from `from` to `to` of a block, together: page by page, whose heads lie side by side.
-static void attend(const Attention *all, const Way *way, const int32_t *block, int64_t from, int64_t to, float *room) {
-    const int64_t size = all->page_size, rows = block[1] * all->group, beyond = block[2] + block[1];
+// Which of a block's pieces look at which stretches of keys.
+typedef struct {
+    const int32_t *block;
+    int64_t from, to, first, last;
+    float *kept;    // where the sums of each stretch of the block and piece go; or 0: these are all that it sees
+    int64_t *left;  // jobs that keep sums of this block and have not ended
+} Job;
+
+INLINE int64_t stretch_of(const Attention *a) {
+    return STRETCH / a->page_size > 1 ? STRETCH / a->page_size * a->page_size : a->page_size;
+}
+
+// Those that a block sees: the first, and the one behind the last.
+INLINE int64_t first_stretch(const Attention *a, const int32_t *block) {
+    return oldest_seen(a->window, block[2]) / stretch_of(a);
+}
+INLINE int64_t last_stretch(const Attention *a, const int32_t *block) {
+    return (block[2] + block[1] - 1) / stretch_of(a) + 1;
+}
+
+// Pieces of a job that are done together: page by page, whose heads lie side by side.
+static void attend(const Attention *all, const Way *way, const Job *job, int64_t from, int64_t to, float *room) {
+    const int32_t *block = job->block;
+    const int64_t size = all->page_size, d = all->head_dim, rows = block[1] * all->group, stretch = stretch_of(all);
+    const int64_t oldest = oldest_seen(all->window, block[2]) / size * size, seen = block[2] + block[1];
+    const int64_t beyond = job->last * stretch < seen ? job->last * stretch : seen;
+    const int64_t queries = numbers_of_queries(rows, d), each = numbers_of_sums(rows, d);
+    const int64_t first_kept = first_stretch(all, block), pieces_kept = all->kv_heads * all->shares;
     const int32_t *pages = all->tables + block[3] * all->width;
-    float *rest = room + (to - from) * numbers_of(rows, all->head_dim);
-    const Vector side_by_side = {rest, rest + whole(size * length_of(all->format, all->head_dim), 64) / 4};
+    float *totals = room + (to - from) * queries, *latest = totals + (to - from) * each;
+    float *rest = latest + (to - from) * each;
+    const Vector side_by_side = {rest, rest + whole(size * length_of(all->format, d), 64) / 4};
     const Attention *a = all;
     Attention gathered = *all;
     Piece pieces[TOGETHER];
@@ -190,26 +272,83 @@ static void attend(const Attention *all, const Way *way, const int32_t *block, i
         a = &gathered;
     }
     for (int64_t head = from; head < to; head++) {
-        pieces[head - from] = piece(room + (head - from) * numbers_of(rows, a->head_dim), rows, a->head_dim);
+        pieces[head - from] = piece(room + (head - from) * queries, rows, d);
         way->begin(a, block, head, pieces + head - from);
     }
-    for (int64_t start = oldest_seen(a->window, block[2]) / size * size; start < beyond; start += size) {
-        if (a->apart) gather(all, block, start, &side_by_side);
+    for (int64_t now = job->first; now < job->last; now++) {
+        const int64_t begins = now * stretch > oldest ? now * stretch : oldest;
+        const int64_t ends = (now + 1) * stretch < beyond ? (now + 1) * stretch : beyond;
+        float *to_sums = now == job->first ? totals : latest;
         for (int64_t head = from; head < to; head++) {
-            // What comes next: the next head of this page, or the first one of the next page.
-            const int ends = head + 1 == to, next = ends && start + size < beyond;
-            const int64_t page = a->apart ? 0 : pages[start / size + next],
-                          beside = ends ? next ? from : head : head + 1;
-            const int64_t after = a->apart ? 0 : (page * a->kv_heads + beside / a->shares) * size;
-            way->look_at(a, block, head / a->shares, pieces + head - from, start, after, rest);
+            float *here = job->kept ? job->kept + ((now - first_kept) * pieces_kept + head) * each
+                                    : to_sums + (head - from) * each;
+            pieces[head - from].sums = sums(here, rows, d);
+            clear(way, rows, d, pieces[head - from].sums);
+        }
+        for (int64_t start = begins; start < ends; start += size) {
+            if (a->apart) gather(all, block, start, &side_by_side);
+            for (int64_t head = from; head < to; head++) {
+                // What comes next: the next head of this page, or the first one of the next page.
+                const int is_last = head + 1 == to, next = is_last && start + size < beyond;
+                const int64_t page = a->apart ? 0 : pages[start / size + next];
+                const int64_t beside = is_last ? next ? from : head : head + 1;
+                const int64_t after = a->apart ? 0 : (page * a->kv_heads + beside / a->shares) * size;
+                way->look_at(a, block, head / a->shares, pieces + head - from, start, after, rest);
+            }
+        }
+        for (int64_t head = from; !job->kept && head < to; head++) {
+            const Sums total = sums(totals + (head - from) * each, rows, d);
+            if (now > job->first) join(way, rows, d, total, pieces[head - from].sums);
+            pieces[head - from].sums = total;
         }
     }
-    for (int64_t head = from; head < to; head++) way->end(a, block, head, pieces + head - from);
+    for (int64_t head = from; !job->kept && head < to; head++) finish(a, way, block, head, pieces + head - from);
+}
+
+// The sums of a block's stretches become its answer.
+static void finish_kept(const Attention *a, const Way *way, const Job *job) {
+    const int64_t rows = job->block[1] * a->group, d = a->head_dim, each = numbers_of_sums(rows, d);
+    const int64_t pieces = a->kv_heads * a->shares;
+    const int64_t stretches = last_stretch(a, job->block) - first_stretch(a, job->block);
+    for (int64_t head = 0; head < pieces; head++) {
+        Piece of = {0};
+        of.sums = sums(job->kept + head * each, rows, d);
+        for (int64_t n = 1; n < stretches; n++)
+            join(way, rows, d, of.sums, sums(job->kept + (n * pieces + head) * each, rows, d));
+        finish(a, way, job->block, head, &of);
+    }
 }
 
 INLINE int64_t at_once(int64_t rows, int64_t pieces) {
     const int64_t most = rows <= ROWS_TOGETHER ? TOGETHER : 1;
     return pieces < most ? pieces : most;
+}
+
+// Numbers that a piece at work takes.
+INLINE int64_t numbers_at_work(int64_t rows, int64_t d) {
+    return numbers_of_queries(rows, d) + 2 * numbers_of_sums(rows, d);
+}
+
+// Each block's pieces, `share` to a job, or its stretches, `a_job` to a job. Returns how many jobs there are.
+static int64_t make_jobs(const Attention *a, int64_t count, int64_t share, int64_t a_job, float *kept, Job *jobs,
+                         int64_t *left) {
+    const int64_t pieces = a->kv_heads * a->shares;
+    int64_t made = 0;
+    for (int64_t n = 0; n < count; n++) {
+        const int32_t *block = a->blocks + 6 * n;
+        const int64_t first = first_stretch(a, block), last = last_stretch(a, block);
+        const int cut = last - first > a_job;
+        left[n] = (last - first + a_job - 1) / a_job;
+        for (int64_t from = first; from < last; from += a_job)
+            for (int64_t head = 0; head < pieces; head += share) {
+                const int64_t to = head + share < pieces ? head + share : pieces;
+                const Job job = {block,          head,    to, from, from + a_job < last ? from + a_job : last,
+                                 cut ? kept : 0, left + n};
+                jobs[made++] = job;
+            }
+        if (cut) kept += (last - first) * pieces * numbers_of_sums(block[1] * a->group, a->head_dim);
+    }
+    return made;
 }
 
 static int wide_allowed = 1;
@@ -247,22 +386,38 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          cap,
                          sinks,
                          count == 1};
-    // Each thread that has pieces of a block puts the block's keys side by side for itself.
-    const int whole_blocks = apart && count >= 2 * threads;
     const int64_t rows = most * group, pieces = kv_heads * shares;
-    const int64_t share = whole_blocks ? pieces : (pieces + threads - 1) / threads;
-    const int64_t few = numbers_of(rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER, head_dim);
-    const int64_t several = at_once(ROWS_TOGETHER, share) * few, many = numbers_of(rows, head_dim);
+    int64_t stretches = 0;
+    for (int64_t n = 0; n < count; n++)
+        stretches += last_stretch(&a, blocks + 6 * n) - first_stretch(&a, blocks + 6 * n);
+    // Few rows look at much memory for each. A thread reads whole pages quicker than some heads of them, if there are
+    // enough stretches for all; and each thread that has pieces of a block whose keys lie apart puts these side by side.
+    const int by_stretches = threads > 1 && rows <= ROWS_TOGETHER && stretches >= STRETCHES_A_THREAD * threads;
+    const int whole_blocks = by_stretches || (apart && count >= 2 * threads);
+    const int64_t share = whole_blocks ? pieces : (pieces + threads - 1) / threads,
+                  parts = (pieces + share - 1) / share;
+    const int64_t a_job = by_stretches
+                              ? whole(stretches, 2 * STRETCHES_A_THREAD * threads) / (2 * STRETCHES_A_THREAD * threads)
+                              : stretches;
+    const int64_t few_rows = rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER;
+    const int64_t several = at_once(few_rows, share) * numbers_at_work(few_rows, head_dim);
+    const int64_t many = numbers_at_work(rows, head_dim);
     const int64_t numbers =
         (several > many ? several : many) + room_of(rows, head_dim, page_size) + (apart ? gathered_of(&a) : 0);
-    const int64_t parts = (pieces + share - 1) / share;
     const int there = format == FP8 ? wide_fp8_is_there() : wide_is_there();
     // The same with any number of queries: their bits differ.
     const Way *wide = digits_in(&a) || (format == INT4 && head_dim % 128 == 0) ? &wide_attention_digits
                       : format == BF16 && wide_twos_is_there()                 ? &wide_attention_twos
+                      : format == FP8 && wide_twos_fp8_is_there()              ? &wide_attention_twos_fp8
                                                                                : &wide_attention;
     const Way *way = wide_allowed && there ? wide : &narrow;
-    int failed = 0;
+    const int64_t most_jobs = count * parts + (by_stretches ? stretches / a_job : 0);
+    Job *jobs = malloc((size_t)most_jobs * sizeof(Job));
+    int64_t *left = malloc((size_t)count * sizeof(int64_t));
+    const int64_t each = numbers_of_sums(rows, head_dim);
+    float *kept = by_stretches ? aligned_alloc(64, (size_t)(stretches * pieces * each) * sizeof(float)) : 0;
+    int failed = !jobs || !left || (by_stretches && !kept);
+    const int64_t count_of_jobs = failed ? 0 : make_jobs(&a, count, share, a_job, kept, jobs, left);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         float *room = aligned_alloc(64, (size_t)whole(numbers, 16) * sizeof(float));
@@ -271,14 +426,17 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
             failed = 1;
         }
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t job = 0; job < count * parts; job++) {
-            const int32_t *block = blocks + job / parts * 6;
-            const int64_t first = job % parts * share, last = first + share < pieces ? first + share : pieces;
-            const int64_t step = at_once(block[1] * group, share);
-            for (int64_t head = first; room && head < last; head += step)
-                attend(&a, way, block, head, head + step < last ? head + step : last, room);
+        for (int64_t n = 0; n < count_of_jobs; n++) {
+            const Job *job = jobs + n;
+            const int64_t step = at_once(job->block[1] * group, share);
+            for (int64_t head = job->from; room && head < job->to; head += step)
+                attend(&a, way, job, head, head + step < job->to ? head + step : job->to, room);
+            if (job->kept && !__atomic_sub_fetch(job->left, 1, __ATOMIC_ACQ_REL)) finish_kept(&a, way, job);
         }
         free(room);
     }
+    free(jobs);
+    free(left);
+    free(kept);
     return failed;
 }

@@ -26,9 +26,11 @@ typedef struct {
 #define KEYS 4
 #define OUTPUTS 6    // with 2 vectors each
 #define COLUMNS 8    // vectors at most, of one row
-#define TOGETHER 16  // pieces of work that are done at once, page by page
+#define TOGETHER 32  // pieces of work that are done at once, page by page
 #define ROWS_TOGETHER                                                                                                  \
-    17            // so many rows of each are too many for that: what is known of them would leave the second cache
+    17               // so many rows of each are too many for that: what is known of them would leave the second cache
+#define STRETCH 512  // keys, in whole pages, that are added up by themselves
+#define STRETCHES_A_THREAD 4  // at least, where threads share stretches and not heads
 #define CHUNK 16  // keys that are made plain at once: with what is computed of them they stay in the first cache
 
 // What is read next. The processor sees by itself only what follows within 4 KiB, and a head has as little of a page.
@@ -122,11 +124,19 @@ INLINE Ahead asked(const Attention *a, int which, int64_t first) {
     return ahead;
 }
 
-// What is known of a piece of work between two pages: its queries, what is added up for them, the greatest score of each
-// and the sum of their weights.
+// What a stretch of keys has given: of each row what is added up, the sum of weights in some of LANES lanes, and the
+// greatest score. LANES apart, so that all begin at whole cache lines.
 typedef struct {
-    float *q, *o, *m, *l, *q_step;
+    float *o, *l, *m;
+} Sums;
+
+#define LANES 16
+
+// What is known of a piece of work between two pages: its queries, and what is added up for them.
+typedef struct {
+    float *q, *q_step;
     int16_t *few_q;
+    Sums sums;
 } Piece;
 
 INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of * of; }
@@ -134,17 +144,23 @@ INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of
 // Numbers from a row of queries and sums to the next, at most.
 INLINE int64_t wide_of(int64_t d) { return whole(d, 64); }
 
-// Numbers of a piece, and of what is only needed within a page. All begin at whole cache lines.
-INLINE int64_t numbers_of(int64_t rows, int64_t d) { return rows * 3 * wide_of(d) + whole(3 * rows, 16); }
+// Numbers of queries, of sums, and of what is only needed within a page. All begin at whole cache lines.
+INLINE int64_t numbers_of_queries(int64_t rows, int64_t d) { return rows * 2 * wide_of(d) + whole(rows, 16); }
+INLINE int64_t numbers_of_sums(int64_t rows, int64_t d) { return rows * (wide_of(d) + LANES) + whole(rows, 16); }
 
 INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {
     const int64_t width = whole(size, 32);
     return rows * (width + width / 2) + whole(rows, 16) + width * wide_of(d);
 }
 
+INLINE Sums sums(float *room, int64_t rows, int64_t d) {
+    const Sums of = {room, room + rows * wide_of(d), room + rows * (wide_of(d) + LANES)};
+    return of;
+}
+
 INLINE Piece piece(float *room, int64_t rows, int64_t d) {
-    float *o = room + rows * wide_of(d), *m = o + rows * wide_of(d), *l = m + rows, *q_step = l + rows;
-    const Piece of = {room, o, m, l, q_step, (int16_t *)(m + whole(3 * rows, 16))};
+    float *few_q = room + rows * wide_of(d);
+    const Piece of = {room, few_q + rows * wide_of(d), (int16_t *)few_q, {0}};
     return of;
 }
 
@@ -154,7 +170,10 @@ INLINE float bias_of(const Attention *a) { return a->format == FP8 ? FLOAT8_BIAS
 
 // How a piece of work is done. What lies in its room has the same words with all ways, and an order of each one's own.
 typedef struct {
-    // `head` counts pieces of work.
+    float unit;  // of scores: weights are e^(unit s)
+    // Numbers from a row of `o` to the next.
+    int64_t (*apart)(int64_t d);
+    // Prepares queries. `head` counts pieces of work.
     void (*begin)(const Attention *a, const int32_t *block, int64_t head, const Piece *to);
     // One page, from position `start` on. What is at `after` is asked for meanwhile.
     void (*look_at)(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of, int64_t start,
@@ -162,9 +181,10 @@ typedef struct {
     void (*end)(const Attention *a, const int32_t *block, int64_t head, const Piece *of);
 } Way;
 
-// By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too.
-extern const Way wide_attention, wide_attention_digits, wide_attention_twos;
-int wide_fp8_is_there(void), wide_twos_is_there(void);
+// By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too, and with
+// instructions of bf16 (attention_wide_twos.h).
+extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8;
+int wide_fp8_is_there(void), wide_twos_is_there(void), wide_twos_fp8_is_there(void);
 
 // clang-format off
 #define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \

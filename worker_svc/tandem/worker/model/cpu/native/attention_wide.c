@@ -28,12 +28,9 @@ static const WideFloats *const WIDE_FORMATS[INT6 + 1] = {[FP32] = &wide_attentio
 static void wide_attention_begin(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
     memset(to->q, 0, (size_t)(rows * wide) * sizeof(float));
-    memset(to->o, 0, (size_t)(rows * wide) * sizeof(float));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         for (int64_t i = 0; i < d; i++) to->q[row * wide + placed(a->format, i)] = from[i] * a->scale;
-        to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY;
-        to->l[row] = a->sinks ? 1 : 0;
     }
 }
 
@@ -62,14 +59,14 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
         const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
-        wide_soften(row_s, looked_at, seen, of->o + row * wide, wide, of->m + row, of->l + row);
+        wide_soften(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);
     for (int64_t key = 0; key < keys; key += chunk) {
         const int64_t some = keys - key < chunk ? keys - key : chunk;
         const Vector v = vectors(a, 1, first + key);
         if (!few && !one) stored->make_plain(v, d, some, tiles);
-        floats->outputs(s + key, width, few ? v : plain, numbers, columns, rows, some, of->o, &soon);
+        floats->outputs(s + key, width, few ? v : plain, numbers, columns, rows, some, of->sums.o, &soon);
     }
 }
 
@@ -77,13 +74,13 @@ static void wide_attention_end(const Attention *a, const int32_t *block, int64_t
     const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const float *o = of->o + row * wide_of(d), all = of->l[row];
+        const float *o = of->sums.o + row * wide_of(d), all = of->sums.l[row * LANES];
         for (int64_t i = 0; i < a->value_dim; i++) to[i] = o[placed(a->format, i)] / all;
         memset(to + a->value_dim, 0, (size_t)(d - a->value_dim) * sizeof(float));
     }
 }
 
-const Way wide_attention = {wide_attention_begin, wide_attention_look_at, wide_attention_end};
+const Way wide_attention = {1, wide_of, wide_attention_begin, wide_attention_look_at, wide_attention_end};
 
 #ifdef __clang__
 #pragma clang attribute pop

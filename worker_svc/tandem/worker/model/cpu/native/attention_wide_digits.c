@@ -1,5 +1,5 @@
 // Attention over int8, int6 and int4 by AVX-512 with VNNI, in whole numbers: queries and weights are digits too, of 16
-// bits, and of 24 with int4, of which fp32 has no more. Of int4 only vectors of whole 128 numbers; others become fp32.
+// bits. Of int4 only vectors of whole 128 numbers; others become fp32.
 //
 //     s   = a sum_g(k_g sum(Q K) + low_g sum(Q))    Q = round(q / a), a: one step a query and head
 //     o  += b_g sum(W V) + sum(p low_g)             W = round(p v_g / b_g), b: one step a page, of int4 and a group
@@ -28,19 +28,16 @@
 #define UNIT 64   // numbers of a vector, that become a tile with those of three more
 #define SPAN 256  // numbers whose products are added up in whole numbers
 #define TILE 64   // bytes
-#define MOST_PLANES 3
-#define MOST_16 32639.0f    // of two signed bytes, 127 * 257
-#define MOST_24 8355000.0f  // of three, and a little room for what rounding a quotient adds
-#define MOST_INT4 4194303.0f
+#define PLANES 2
+#define MOST_16                                                                                                        \
+    32600.0f    // of two signed bytes, which hold 127 * 257, and a little room for what rounding a quotient adds
+#define ROWS 2  // that are computed at once: their sums and what they are made of fill the registers
 
 // sum += a * b, of which a is unsigned. With the intrinsic, gcc 12 copies the sum before it and behind it.
 INLINE void add_products(__m512i *sum, __m512i a, __m512i b) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 }
 
-// Rows that are computed at once: their sums and what they are made of fill the registers.
-INLINE int rows_of(const int format) { return format == INT4 ? 1 : 2; }
-INLINE int planes_of(const int format) { return format == INT4 ? 3 : 2; }
 INLINE int32_t zero_of(const int format) { return format == INT8 ? 128 : format == INT6 ? 32 : 0; }
 
 // Groups of 32 numbers whose constants may differ, in fours.
@@ -182,36 +179,31 @@ typedef struct {
 
 INLINE Query query_of(const Piece *of, int64_t row, int64_t d) {
     const int64_t wide = wide_of(d);
-    const int8_t *planes = (const int8_t *)of->few_q + row * 4 * wide, *sums = planes + MOST_PLANES * wide;
+    const int8_t *planes = (const int8_t *)of->few_q + row * 4 * wide, *sums = planes + PLANES * wide;
     const Query query = {planes, (const float *)sums, (const int32_t *)sums};
     return query;
 }
 
 INLINE void multiply_tiles(const int format, const int rows, const Query *queries, int64_t wide, int64_t unit,
-                           const char *tiles, __m512i sum[2][MOST_PLANES][4]) {
-    const int planes = planes_of(format);
+                           const char *tiles, __m512i sum[ROWS][PLANES][4]){
 #define TURN(T)                                                                                                        \
     {                                                                                                                  \
         __m512i tile[4];                                                                                               \
         for (int n = 0; n < 4; n++) tile[n] = _mm512_load_si512(tiles + (4 * T + n) * TILE);                           \
         for (int r = 0; r < rows; r++)                                                                                 \
-            for (int p = 0; p < planes; p++) {                                                                         \
+            for (int p = 0; p < PLANES; p++) {                                                                         \
                 const __m512i all = _mm512_load_si512(queries[r].planes + p * wide + unit * UNIT);                     \
                 const __m512i q = _mm512_shuffle_epi32(all, T * 0x55);                                                 \
                 for (int n = 0; n < 4; n++) add_products(&sum[r][p][n], tile[n], q);                                   \
             }                                                                                                          \
     }
-    TURN(0)
-    TURN(1)
-    TURN(2)
-    TURN(3)
+    TURN(0) TURN(1) TURN(2) TURN(3)
 #undef TURN
 }
 
-// What planes add up to: the lowest first, each 256 times the one before.
-INLINE __m512i joined_planes(const int format, __m512i sum[MOST_PLANES][4], int n) {
-    const __m512i two = _mm512_add_epi32(_mm512_slli_epi32(sum[1][n], 8), sum[0][n]);
-    return format == INT4 ? _mm512_add_epi32(_mm512_slli_epi32(sum[2][n], 16), two) : two;
+// What planes add up to: the second is 256 times the first.
+INLINE __m512i joined_planes(__m512i sum[PLANES][4], int n) {
+    return _mm512_add_epi32(_mm512_slli_epi32(sum[1][n], 8), sum[0][n]);
 }
 
 // The sums of the blocks of four vectors, beside each other.
@@ -229,7 +221,7 @@ INLINE void score_tiles(const int format, const int64_t d, const int rows, const
                         const char *tiles, const float *constants, const float *k_scale, int64_t keys, float *s,
                         int64_t width) {
     const int64_t units = (d + UNIT - 1) / UNIT, sets = sets_of(d), wide = wide_of(d);
-    const int planes = planes_of(format), units_at_once = format == INT4 ? 2 : SPAN / UNIT;
+    const int units_at_once = format == INT4 ? 2 : SPAN / UNIT;
     Query queries[2];
     for (int r = 0; r < rows; r++) queries[r] = query_of(of, row + r, d);
     __m512 scores[2], parts[2][4];
@@ -238,9 +230,9 @@ INLINE void score_tiles(const int format, const int64_t d, const int rows, const
         for (int n = 0; n < 4; n++) parts[r][n] = _mm512_setzero_ps();
     }
     for (int64_t unit = 0; unit < units; unit += units_at_once) {
-        __m512i sum[2][MOST_PLANES][4];
+        __m512i sum[ROWS][PLANES][4];
         for (int r = 0; r < rows; r++)
-            for (int p = 0; p < planes; p++)
+            for (int p = 0; p < PLANES; p++)
                 for (int n = 0; n < 4; n++) sum[r][p][n] = _mm512_setzero_si512();
         const int64_t end = unit + units_at_once < units ? unit + units_at_once : units;
         for (int64_t next = unit; next < end; next++)
@@ -251,7 +243,7 @@ INLINE void score_tiles(const int format, const int64_t d, const int rows, const
                 const __m512 step = _mm512_load_ps(by), low = _mm512_load_ps(by + 16);
                 for (int r = 0; r < rows; r++) {
                     const __m512 all = _mm512_load_ps(queries[r].group_sums + unit / 2 * 16);
-                    const __m512 exact = _mm512_cvtepi32_ps(joined_planes(format, sum[r], n));
+                    const __m512 exact = _mm512_cvtepi32_ps(joined_planes(sum[r], n));
                     parts[r][n] = _mm512_fmadd_ps(exact, step, parts[r][n]);
                     parts[r][n] = _mm512_fmadd_ps(all, low, parts[r][n]);
                 }
@@ -259,7 +251,7 @@ INLINE void score_tiles(const int format, const int64_t d, const int rows, const
         else
             for (int r = 0; r < rows; r++) {
                 __m512i joined[4];
-                for (int n = 0; n < 4; n++) joined[n] = joined_planes(format, sum[r], n);
+                for (int n = 0; n < 4; n++) joined[n] = joined_planes(sum[r], n);
                 const __m512i less = _mm512_set1_epi32(queries[r].span_sums[unit / units_at_once]);
                 const __m512i exact = _mm512_sub_epi32(whole_sums(joined), less);
                 scores[r] = _mm512_add_ps(scores[r], _mm512_cvtepi32_ps(exact));
@@ -303,13 +295,13 @@ INLINE float weights_of_16_bits(const float *s, int64_t keys, int64_t width, con
     return step;
 }
 
-// The same of int4, of 24 bits: [set][4 values], byte n of dword p in block g being plane p of value n in group g. To
+// The same of int4: [set][4 values], byte n of dword p in block g being plane p of value n in group g. To
 // `steps` [set][16] those of each group, and then what the lowest values add.
-INLINE void weights_of_24_bits(const float *s, int64_t keys, int64_t sets, const float *constants, int8_t *to,
-                               float *steps) {
+INLINE void weights_of_groups(const float *s, int64_t keys, int64_t sets, const float *constants, int8_t *to,
+                              float *steps) {
     const int64_t fours = whole(keys, 16) / 4;
     const __m512i turned = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    const __m512i half = _mm512_set1_epi32(0x808080);
+    const __m512i half = _mm512_set1_epi32(0x8080);
     for (int64_t set = 0; set < sets; set++, to += fours * TILE, steps += 32) {
         __m512 lowest = _mm512_setzero_ps();
         __m512i largest = _mm512_setzero_si512();  // of what is not negative the larger number has the larger bits
@@ -326,7 +318,7 @@ INLINE void weights_of_24_bits(const float *s, int64_t keys, int64_t sets, const
         largest = _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, 0xb1));
         lowest = _mm512_add_ps(lowest, _mm512_permute_ps(lowest, 0x4e));
         lowest = _mm512_add_ps(lowest, _mm512_permute_ps(lowest, 0xb1));
-        const __m512 tiny = _mm512_set1_ps(1.17549435e-38f), limit = _mm512_set1_ps(MOST_24);
+        const __m512 tiny = _mm512_set1_ps(1.17549435e-38f), limit = _mm512_set1_ps(MOST_16);
         const __m512 step = _mm512_max_ps(tiny, _mm512_div_ps(_mm512_castsi512_ps(largest), limit));  // NaN stays
         const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), step);
         for (int64_t four = 0; four < fours; four++) {
@@ -352,24 +344,20 @@ INLINE Weights weights_of(const int format, const int64_t d, const int rows, con
     const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d);
     Weights w = {room, format == INT4 ? fours * sets * TILE + sets * 128 : whole(2 * width, 64), {0}, {0}};
     for (int r = 0; r < rows; r++, s += width, room += w.each)
-        if (format == INT4) weights_of_24_bits(s, keys, sets, constants, room + sets * 128, (float *)room);
+        if (format == INT4) weights_of_groups(s, keys, sets, constants, room + sets * 128, (float *)room);
         else w.step[r] = weights_of_16_bits(s, keys, width, v_scale, room, w.less + r);
     return w;
 }
 
 INLINE void add_tiles(const int format, const int rows, const Weights *weights, int64_t width, int64_t unit,
-                      int64_t sets, int64_t fours, int64_t four, const __m512i tile[4],
-                      __m512i sum[2][MOST_PLANES][4]) {
-    const int planes = planes_of(format);
+                      int64_t sets, int64_t fours, int64_t four, const __m512i tile[4], __m512i sum[ROWS][PLANES][4]) {
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < planes; p++) {
+        for (int p = 0; p < PLANES; p++) {
             __m512i w;
             if (format == INT4) {
                 const int8_t *from = weights->room + r * weights->each + sets * 128 + (unit / 2 * fours + four) * TILE;
                 const __m512i all = _mm512_load_si512(from);
-                w = p == 0   ? _mm512_shuffle_epi32(all, 0x00)
-                    : p == 1 ? _mm512_shuffle_epi32(all, 0x55)
-                             : _mm512_shuffle_epi32(all, 0xaa);
+                w = p == 0 ? _mm512_shuffle_epi32(all, 0x00) : _mm512_shuffle_epi32(all, 0x55);
             } else {
                 int32_t bytes;
                 memcpy(&bytes, weights->room + r * weights->each + p * width + 4 * four, sizeof bytes);
@@ -387,14 +375,13 @@ INLINE void sum_unit(const int format, const int64_t d, const int made, const in
     const int64_t some =
         KEYS * length_of(format, d) / ((d + UNIT - 1) / UNIT) / (made ? 2 : 1);  // of what is asked for
     const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d), wide = wide_of(d), length = length_of(format, d);
-    const int planes = planes_of(format);
     int8_t *room = weights->room;
     const int64_t each = weights->each;
     int64_t apart[4];
     lay_apart(length, 4, apart);
-    __m512i sum[2][MOST_PLANES][4];
+    __m512i sum[ROWS][PLANES][4];
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < planes; p++)
+        for (int p = 0; p < PLANES; p++)
             for (int t = 0; t < 4; t++) sum[r][p][t] = _mm512_setzero_si512();
     int64_t four = 0;
     for (; four < (made ? fours : keys / 4); four++) {
@@ -414,13 +401,11 @@ INLINE void sum_unit(const int format, const int64_t d, const int made, const in
     for (int r = 0; r < rows; r++)
         for (int t = 0; t < 4; t++) {
             float *to = o + r * wide + unit * UNIT + 16 * t;
-            const __m512i two = _mm512_add_epi32(_mm512_slli_epi32(sum[r][1][t], 8), sum[r][0][t]);
+            const __m512i two = joined_planes(sum[r], t);
             if (format == INT4) {
                 const float *steps = (const float *)(room + r * each) + unit / 2 * 32;
                 const __m512 step = _mm512_load_ps(steps), low = _mm512_load_ps(steps + 16);
-                __m512 all =
-                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][2][t]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(two));
-                all = _mm512_fmadd_ps(all, step, low);
+                const __m512 all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(two), step, low);
                 _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), all));
             } else {
                 const __m512i exact = _mm512_sub_epi32(two, _mm512_set1_epi32(zero_of(format) * weights->less[r]));
@@ -433,12 +418,11 @@ INLINE void sum_unit(const int format, const int64_t d, const int made, const in
 // A query q [d] becomes planes [plane][wide] and sums behind them; its step is given back.
 static float wide_attention_planes(const int format, const float *q, int64_t d, int8_t *to) {
     const int64_t wide = wide_of(d);
-    const int planes = planes_of(format);
-    const float step = step_of(q, d, format == INT4 ? MOST_INT4 : MOST_16);
+    const float step = step_of(q, d, MOST_16);
     const __m512 divisor = _mm512_set1_ps(step);
-    const __m512i half = _mm512_set1_epi32(0x808080);
+    const __m512i half = _mm512_set1_epi32(0x8080);
     memset(to, 0, (size_t)(4 * wide));
-    float *group_sums = (float *)(to + MOST_PLANES * wide);
+    float *group_sums = (float *)(to + PLANES * wide);
     int32_t *span_sums = (int32_t *)group_sums;
     for (int64_t i = 0; i < d; i += 16) {
         const __mmask16 some = (__mmask16)first_of(d - i);
@@ -447,7 +431,7 @@ static float wide_attention_planes(const int format, const float *q, int64_t d, 
         int32_t bytes[16];
         _mm512_storeu_si512(bytes, _mm512_xor_si512(_mm512_add_epi32(v, half), half));
         for (int64_t n = i; n < i + 16 && n < d; n++)
-            for (int p = 0; p < planes; p++) to[p * wide + place_of(format, n)] = (int8_t)(bytes[n - i] >> 8 * p);
+            for (int p = 0; p < PLANES; p++) to[p * wide + place_of(format, n)] = (int8_t)(bytes[n - i] >> 8 * p);
         if (format == INT4)  // four lanes of a group's block
             for (int64_t n = 0; n < 4; n++) group_sums[i / 32 * 4 + n] += (float)sum;
         else span_sums[i / SPAN] += (int32_t)((uint32_t)sum * (uint32_t)zero_of(format));  // of NaN, whatever it is
@@ -458,7 +442,6 @@ static float wide_attention_planes(const int format, const float *q, int64_t d, 
 static void wide_attention_begin_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
     const __m256 scale = _mm256_set1_ps(a->scale);
-    memset(to->o, 0, (size_t)(rows * wide) * sizeof(float));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         float *q = to->q + row * wide;
@@ -467,8 +450,6 @@ static void wide_attention_begin_digits(const Attention *a, const int32_t *block
         to->q_step[row] = a->format == INT8   ? wide_attention_planes(INT8, q, d, planes)
                           : a->format == INT6 ? wide_attention_planes(INT6, q, d, planes)
                                               : wide_attention_planes(INT4, q, d, planes);
-        to->m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY;
-        to->l[row] = a->sinks ? 1 : 0;
     }
 }
 
@@ -485,11 +466,10 @@ INLINE void all_scores(const int format, const int64_t d, const Attention *a, co
                        int64_t first, int64_t keys, char *tiles, float *s, int64_t width, Soon *soon) {
     float *constants = (float *)(tiles + 16 * wide_of(d));
     const float *k_scale = (const float *)a->part[0][1] + first;
-    const int64_t most = rows_of(format);
     for (int64_t key = 0; key < keys; key += 16) {
         make_16_key_tiles(format, d, a, first + key, keys - key, tiles, constants, soon);
-        for (int64_t row = 0; row < rows; row += most) {
-            const int both = most == 2 && row + 1 < rows;
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            const int both = row + 1 < rows;
             float *to = s + row * width + key;
             if (both) score_tiles(format, d, 2, of, row, tiles, constants, k_scale + key, keys - key, to, width);
             else score_tiles(format, d, 1, of, row, tiles, constants, k_scale + key, keys - key, to, width);
@@ -500,7 +480,7 @@ INLINE void all_scores(const int format, const int64_t d, const Attention *a, co
 // o [rows, wide] += weights s [rows, width] times a page's values.
 INLINE void all_sums(const int format, const int64_t d, const Attention *a, const float *s, int64_t rows, int64_t width,
                      int64_t first, int64_t keys, char *room, float *o, Soon *soon) {
-    const int64_t most = rows_of(format), wide = wide_of(d), sets = sets_of(d), fours = whole(keys, 16) / 4;
+    const int64_t wide = wide_of(d), sets = sets_of(d), fours = whole(keys, 16) / 4;
     const int64_t loaded = whole(a->value_dim, units_of(format) * UNIT), columns = loaded < d ? loaded : d;
     const int64_t length = length_of(format, d), few = constants_of(format, d);
     const uint8_t *from = (const uint8_t *)a->part[1][0] + first * length;
@@ -516,7 +496,7 @@ INLINE void all_sums(const int format, const int64_t d, const Attention *a, cons
             for (int64_t set = 0; set < sets; set++)
                 four_constants(by + at * few, apart, d, set, constants + (four * sets + set) * 32);
         }
-    const int made = rows > most;
+    const int made = rows > ROWS;
     if (made)
         for (int64_t four = 0; four < fours; four++) {
             const int64_t at = 4 * four < keys ? 4 * four : keys - 1;
@@ -532,8 +512,8 @@ INLINE void all_sums(const int format, const int64_t d, const Attention *a, cons
                     for (int t = 0; t < 4; t++) _mm512_store_si512(to + t * TILE, half_of(format, tile[t], unit));
             }
         }
-    for (int64_t row = 0; row < rows; row += most, s += most * width, o += most * wide) {
-        const int both = most == 2 && row + 1 < rows;
+    for (int64_t row = 0; row < rows; row += ROWS, s += ROWS * width, o += ROWS * wide) {
+        const int both = row + 1 < rows;
         const Weights w = both ? weights_of(format, d, 2, s, width, constants, by, keys, weights_room)
                                : weights_of(format, d, 1, s, width, constants, by, keys, weights_room);
         const char *of_unit = tiles;
@@ -589,17 +569,17 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
         const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
-        wide_soften(row_s, looked_at, seen, of->o + row * wide, wide, of->m + row, of->l + row);
+        wide_soften(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
     }
     if (!one) soon = asked_soon(a, 1, first, 0, after);
-    way->sums(a, s, rows, width, first, keys, rest, of->o, &soon);
+    way->sums(a, s, rows, width, first, keys, rest, of->sums.o, &soon);
 }
 
 static void wide_attention_end_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const float *o = of->o + row * wide_of(d), all = of->l[row];
+        const float *o = of->sums.o + row * wide_of(d), all = of->sums.l[row * LANES];
         for (int64_t i = 0; i < a->value_dim; i++) {
             const int64_t place = place_of(a->format, i), byte = place % UNIT;
             to[i] = o[place / UNIT * UNIT + byte % 16 / 4 * 16 + byte / 16 * 4 + byte % 4] / all;
@@ -608,7 +588,7 @@ static void wide_attention_end_digits(const Attention *a, const int32_t *block, 
     }
 }
 
-const Way wide_attention_digits = {wide_attention_begin_digits, wide_attention_look_at_digits,
+const Way wide_attention_digits = {1, wide_of, wide_attention_begin_digits, wide_attention_look_at_digits,
                                    wide_attention_end_digits};
 
 #ifdef __clang__

@@ -72,7 +72,8 @@ SOURCES = CSources(
     (
         # The compiler takes longest for the first ones.
         *("quantized_wide.c", "digits_wide.c", "products.c", "attention_wide.c", "attention_wide_digits.c"),
-        *("attention_wide_twos.c", "single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c"),
+        *("attention_wide_twos.c", "attention_wide_twos_fp8.c"),
+        *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
         *("heads.c", "experts.c", "largest.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
         *("selection.c", "selection_wide.c"),
@@ -84,6 +85,8 @@ SOURCES = CSources(
             "attention_floats.h",
             "attention_wide.h",
             "attention_wide_floats.h",
+            "attention_wide_twos.h",
+            "float8_tables.h",
             "gates.h",
             "index_scores.h",
             "matrices.h",

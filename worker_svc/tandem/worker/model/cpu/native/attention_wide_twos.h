@@ -1,0 +1,450 @@
+// Attention over keys and values that are numbers of bf16, or become such exactly, by vdpbf16ps: what attention.c does,
+// with queries and weights rounded to bf16, as a matrix unit takes them. Scores are those of a softmax of base 2, and their
+// sums run over 4 blocks of a register, a row's weights over two keys at once. The sum that o is divided by is that of the
+// rounded weights.
+//
+// Keys of a block of few rows become tiles of four: lane 4 b + n has two numbers of block b of key n, and nothing is added
+// up across lanes but the four blocks at the end. A block of many rows has its keys turned, so that 32 keys lie
+// across two registers, and adds up the same in the same order.
+//
+// STORED is the format. Of fp8, 64 numbers become two units: the first has the lower half of each of their four blocks, the
+// second the upper one, as they come out of their bytes; queries and what is added up have that order.
+
+#pragma once
+
+#include "attention_wide.h"
+
+#define UNIT 32        // numbers of a register
+#define TURNED 32      // keys of two registers
+#define FEW_TWOS 8     // rows, as FEW, whose scores are computed at once
+#define ROWS_TWOS 4    // the same of turned keys
+#define OUTPUT_ROWS 6  // whose outputs are computed at once
+#define LOG2_E 1.4426950408889634f
+
+// Numbers that are loaded at once, and units that they become.
+#define AT_ONCE (STORED == FP8 ? 64 : UNIT)
+#define UNITS_AT_ONCE (AT_ONCE / UNIT)
+
+INLINE int64_t units_in(int64_t d) { return whole(d, AT_ONCE) / UNIT; }
+
+// The number that block b of unit `unit` begins with, of eight.
+INLINE int64_t eight_of(int64_t unit, int64_t b) {
+    return STORED == FP8 ? unit / 2 * 64 + 16 * b + unit % 2 * 8 : unit * UNIT + 8 * b;
+}
+
+INLINE __mmask8 eight_there(int64_t d, int64_t first) { return first < d ? (__mmask8)first_of(d - first) : 0; }
+
+// Where a piece has its queries [rows, units, 4, 16]: number t of each of a unit's blocks of twos, four times.
+INLINE uint32_t *twos_of(const Piece *of) { return (uint32_t *)of->q; }
+INLINE int64_t row_of_twos(int64_t d) { return 2 * wide_of(d); }
+
+INLINE __m512 add_twos(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+
+#ifdef FLOAT8_TABLES
+// 64 numbers of e4m3 become the bytes of bf16 that two tables hold (attention_wide_fp8.c), and these two registers.
+INLINE void widen_float8(__m512i codes, __m512i to[2]) {
+    const __m512i *low = (const __m512i *)FLOAT8_TABLES[0], *high = (const __m512i *)FLOAT8_TABLES[1];
+    const __m512i lows = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+    const __m512i highs = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    const __m512i all = _mm512_ternarylogic_epi32(highs, codes, _mm512_set1_epi8((char)0x80), 0xf8);  // a | b & c
+    to[0] = _mm512_unpacklo_epi8(lows, all), to[1] = _mm512_unpackhi_epi8(lows, all);
+}
+#else
+INLINE void widen_float8(__m512i codes, __m512i to[2]) { (void)codes, (void)to; }
+#endif
+
+// Numbers from i on of vector n; behind `d`, zeros.
+INLINE __m512i stored_at(const void *vectors, int64_t n, int64_t i, int64_t d) {
+    if (STORED == FP8) {
+        const uint8_t *from = (const uint8_t *)vectors + n * d + i;
+        return d - i >= 64 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(((__mmask64)1 << (d - i)) - 1, from);
+    }
+    const uint16_t *from = (const uint16_t *)vectors + n * d + i;
+    return d - i >= UNIT ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(first_of(d - i), from);
+}
+
+// Those of four keys become tiles of what is stored, each of which becomes UNITS_AT_ONCE, in the order of their units.
+INLINE void four_tiles(const __m512i x[4], __m512i to[4]) {
+    if (STORED == FP8) {
+        const __m512i ab = _mm512_unpacklo_epi16(x[0], x[1]), cd = _mm512_unpacklo_epi16(x[2], x[3]);
+        const __m512i more = _mm512_unpackhi_epi16(x[0], x[1]), others = _mm512_unpackhi_epi16(x[2], x[3]);
+        to[0] = _mm512_unpacklo_epi32(ab, cd), to[1] = _mm512_unpackhi_epi32(ab, cd);
+        to[2] = _mm512_unpacklo_epi32(more, others), to[3] = _mm512_unpackhi_epi32(more, others);
+    } else {
+        const __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
+        const __m512i more = _mm512_unpackhi_epi32(x[0], x[1]), others = _mm512_unpackhi_epi32(x[2], x[3]);
+        to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
+        to[2] = _mm512_unpacklo_epi64(more, others), to[3] = _mm512_unpackhi_epi64(more, others);
+    }
+}
+
+INLINE void widen(__m512i stored, __m512i to[UNITS_AT_ONCE]) {
+    if (STORED == FP8) widen_float8(stored, to);
+    else *to = stored;
+}
+
+// Vectors [keys, d] as units of bf16 [keys, units].
+INLINE void make_twos(const void *vectors, int64_t keys, int64_t d, __m512i *to) {
+    for (int64_t key = 0; key < keys; key++)
+        for (int64_t i = 0; i < d; i += AT_ONCE, to += UNITS_AT_ONCE) {
+            widen(stored_at(vectors, key, i, d), to);
+        }
+}
+
+// 2^x of x up to 0, to 3e-6 of itself; below 2^-126 it becomes 0 as bf16. NaN stays.
+INLINE __m512 power_of_two(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // in this order of operands NaN goes through
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 y = _mm512_set1_ps(0.0134266848f);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.0522424728f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.241280198f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.693044841f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, x);
+}
+
+// One row's scores s [width] become weights of bf16, in their place. Its sums o
+// [wide], m and l [16] follow.
+INLINE void weigh(float *s, int64_t width, Seen seen, float *o, int64_t wide, float *m, float *l) {
+    if (seen.first >= seen.last) {
+        memset(s, 0, (size_t)width * sizeof(uint16_t));
+        return;
+    }
+    hide(s, width, seen);
+    __m512 most = _mm512_set1_ps(*m);
+    for (int64_t i = 0; i < width; i += 16) most = _mm512_max_ps(_mm512_load_ps(s + i), most);
+    const float largest = _mm512_reduce_max_ps(most);
+    const __m512 shift = _mm512_set1_ps(largest);
+    const __m512i ones = _mm512_set1_epi16(0x3f80);
+    __m512 sum = _mm512_load_ps(l);
+    if (largest > *m) {
+        const __m512 shrink = power_of_two(_mm512_set1_ps(*m - largest));
+        for (int64_t i = 0; i < wide; i += 16) _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
+        sum = _mm512_mul_ps(sum, shrink);
+        *m = largest;
+    }
+    for (int64_t i = 0; i < width; i += UNIT) {
+        const __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(s + i), shift));
+        const __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(s + i + 16), shift));
+        const __m512i weights = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        sum = add_twos(sum, weights, ones);
+        _mm512_store_si512(s + i / 2, weights);
+    }
+    _mm512_store_ps(l, sum);
+}
+
+static void wide_attention_twos_begin(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group, units = units_in(d);
+    const float base = a->cap > 0 ? 1 : LOG2_E;
+    const __m256 scale = _mm256_set1_ps(a->scale * base);
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        __m512i *q = (__m512i *)(twos_of(to) + row * row_of_twos(d));
+        for (int64_t unit = 0; unit < units; unit++, q += 4) {
+            __m128i eights[4] __attribute__((aligned(64)));
+            for (int64_t b = 0; b < 4; b++) {
+                const int64_t first = eight_of(unit, b);
+                const __m256 eight = _mm256_maskz_loadu_ps(eight_there(d, first), from + first);
+                eights[b] = (__m128i)_mm256_cvtneps_pbh(_mm256_mul_ps(eight, scale));
+            }
+            const __m512i all = _mm512_load_si512(eights);
+            q[0] = _mm512_shuffle_epi32(all, 0x00), q[1] = _mm512_shuffle_epi32(all, 0x55);
+            q[2] = _mm512_shuffle_epi32(all, 0xaa), q[3] = _mm512_shuffle_epi32(all, 0xff);
+        }
+    }
+}
+
+// Scores of eight keys from number `key` on, or of `keys` and whatever behind them: q [rows], s [rows, width].
+INLINE void score_eight(const int rows, const int all, int64_t keys, const uint32_t *q, const void *k, int64_t key,
+                        const int64_t d, float *s, int64_t width, Soon *soon) {
+    const int64_t row = row_of_twos(d), asked = 8 * length_of(STORED, d) / (units_in(d) / UNITS_AT_ONCE);
+    __m512 sum[FEW_TWOS][2];
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < d; i += AT_ONCE) {
+        __m512i tiles[2][4];
+        ask_soon_for(soon, asked);
+        for (int four = 0; four < 2; four++) {
+            __m512i x[4];
+            for (int n = 0; n < 4; n++)
+                x[n] = stored_at(k, key + (all || 4 * four + n < keys ? 4 * four + n : 0), i, d);
+            four_tiles(x, tiles[four]);
+        }
+        for (int t = 0; t < 4; t++) {
+            __m512i one[UNITS_AT_ONCE], other[UNITS_AT_ONCE];
+            widen(tiles[0][t], one);
+            widen(tiles[1][t], other);
+            for (int n = 0; n < UNITS_AT_ONCE; n++, q += 16)
+                for (int r = 0; r < rows; r++) {
+                    const __m512i query = _mm512_load_si512(q + r * row);
+                    sum[r][0] = add_twos(sum[r][0], one[n], query);
+                    sum[r][1] = add_twos(sum[r][1], other[n], query);
+                }
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const __m512 low = _mm512_shuffle_f32x4(sum[r][0], sum[r][1], 0x44);
+        const __m512 two = _mm512_add_ps(low, _mm512_shuffle_f32x4(sum[r][0], sum[r][1], 0xee));
+        const __m512 even = _mm512_shuffle_f32x4(two, two, 0x08), odd = _mm512_shuffle_f32x4(two, two, 0x0d);
+        _mm256_store_ps(s + r * width, _mm256_add_ps(_mm512_castps512_ps256(even), _mm512_castps512_ps256(odd)));
+    }
+}
+
+INLINE void score_few(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
+                      int64_t width, Soon *soon) {
+    int64_t key = 0;
+    for (; key + 8 <= keys; key += 8) score_eight(rows, 1, 8, q, k, key, d, s + key, width, soon);
+    if (key < keys) score_eight(rows, 0, keys - key, q, k, key, d, s + key, width, soon);
+}
+
+// 16 registers of 16 twos become those of 16 keys each.
+INLINE void turn(__m512i r[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+// k [keys, units] becomes [units, 16 twos, TURNED keys, 2] for each TURNED keys.
+INLINE void turn_keys(const __m512i *k, int64_t keys, int64_t units, uint32_t *to) {
+    for (int64_t key = 0; key < keys; key += 16) {
+        uint32_t *tile = to + key / TURNED * (units * 16 * TURNED) + key % TURNED;
+        for (int64_t unit = 0; unit < units; unit++, tile += 16 * TURNED) {
+            __m512i r[16];
+            for (int n = 0; n < 16; n++) r[n] = key + n < keys ? k[(key + n) * units + unit] : _mm512_setzero_si512();
+            turn(r);
+            for (int n = 0; n < 16; n++) _mm512_store_si512(tile + n * TURNED, r[n]);
+        }
+    }
+}
+
+// The sums of block b.
+INLINE void score_block(const int rows, const int columns, const uint32_t *q, int64_t row, int64_t b,
+                        const uint32_t *tile, int64_t units, __m512 sum[ROWS_TWOS][2]) {
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < columns; n++) sum[r][n] = _mm512_setzero_ps();
+    q += 4 * b, tile += 4 * b * TURNED;
+    for (int64_t unit = 0; unit < units; unit++, q += 64, tile += 16 * TURNED)
+        for (int t = 0; t < 4; t++) {
+            __m512i keys[2];
+            for (int n = 0; n < columns; n++) keys[n] = _mm512_load_si512(tile + t * TURNED + 16 * n);
+            for (int r = 0; r < rows; r++) {
+                const __m512i query = _mm512_set1_epi32((int)q[r * row + 16 * t]);
+                for (int n = 0; n < columns; n++) sum[r][n] = add_twos(sum[r][n], keys[n], query);
+            }
+        }
+}
+
+// Scores of 16 or 32 turned keys, whose blocks are added up as `score_eight` does.
+INLINE void score_turned(const int rows, const int columns, const uint32_t *q, int64_t row, const uint32_t *tile,
+                         int64_t units, float *s, int64_t width) {
+    __m512 sum[4][ROWS_TWOS][2];
+    for (int64_t b = 0; b < 4; b++) score_block(rows, columns, q, row, b, tile, units, sum[b]);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) {
+            const __m512 even = _mm512_add_ps(sum[0][r][c], sum[2][r][c]);
+            const __m512 odd = _mm512_add_ps(sum[1][r][c], sum[3][r][c]);
+            _mm512_store_ps(s + r * width + 16 * c, _mm512_add_ps(even, odd));
+        }
+}
+
+#define SCORE_TURNED(R, COLUMNS, UNITS)                                                                                \
+    score_turned(R, COLUMNS, q + row * apart, apart, tile, UNITS, s + row * width + key, width)
+INLINE void score_many(const uint32_t *q, const uint32_t *tile, int64_t d, int64_t rows, int64_t keys, float *s,
+                       int64_t width) {
+    const int64_t units = units_in(d), apart = row_of_twos(d);
+    for (int64_t key = 0; key < keys; key += TURNED, tile += units * 16 * TURNED)
+        if (keys - key <= 16) {
+            BY_WIDE_ROWS(rows, 4, SCORE_TURNED, 1, units)
+        } else if (units == 2) {
+            BY_WIDE_ROWS(rows, 4, SCORE_TURNED, 2, 2)
+        } else if (units == 4) {
+            BY_WIDE_ROWS(rows, 4, SCORE_TURNED, 2, 4)
+        } else {
+            BY_WIDE_ROWS(rows, 4, SCORE_TURNED, 2, units)
+        }
+}
+
+// v [keys, units] becomes [pairs of keys, units, 2, 16, 2]; the last one may be alone.
+INLINE void pair_values(const __m512i *v, int64_t keys, int64_t units, int64_t columns, uint32_t *to) {
+    for (int64_t key = 0; key < keys; key += 2)
+        for (int64_t unit = 0; unit < columns / UNIT; unit++, to += UNIT) {
+            const __m512i first = v[key * units + unit];
+            const __m512i second = key + 1 < keys ? v[(key + 1) * units + unit] : _mm512_setzero_si512();
+            _mm512_store_si512(to, _mm512_unpacklo_epi16(first, second));
+            _mm512_store_si512(to + 16, _mm512_unpackhi_epi16(first, second));
+        }
+}
+
+// The same of numbers i to i + AT_ONCE - 1 of two values, or of one.
+INLINE void pair_at(const void *v, const int two, int64_t key, int64_t i, int64_t d, __m512i to[2 * UNITS_AT_ONCE]) {
+    const __m512i first = stored_at(v, key, i, d);
+    const __m512i second = two ? stored_at(v, key + 1, i, d) : _mm512_setzero_si512();
+    if (STORED == FP8) {
+        widen_float8(_mm512_unpacklo_epi8(first, second), to);
+        widen_float8(_mm512_unpackhi_epi8(first, second), to + 2);
+    } else {
+        to[0] = _mm512_unpacklo_epi16(first, second);
+        to[1] = _mm512_unpackhi_epi16(first, second);
+    }
+}
+
+// Sums += weights p [rows] of two keys times `vectors` vectors of their values: `paired` ones, or v [keys, d].
+INLINE void add_pair(const int rows, const int vectors, const int paired, const int two, const uint32_t *p,
+                     int64_t width, const void *v, int64_t key, int64_t i, int64_t d, int64_t columns,
+                     __m512 sum[OUTPUT_ROWS][8]) {
+    const int step = paired ? 2 : 2 * UNITS_AT_ONCE;
+    for (int n = 0; n < vectors; n += step) {
+        __m512i twos[2 * UNITS_AT_ONCE];
+        if (paired)
+            for (int part = 0; part < 2; part++)
+                twos[part] = _mm512_load_si512((const uint32_t *)v + key / 2 * columns + i + 16 * (n + part));
+        else pair_at(v, two, key, i + 16 * n, d, twos);
+        for (int r = 0; r < rows; r++) {
+            const __m512i weight = _mm512_set1_epi32((int)p[r * width]);
+            for (int part = 0; part < step; part++) sum[r][n + part] = add_twos(sum[r][n + part], twos[part], weight);
+        }
+    }
+}
+
+// o [rows, wide] += p [rows, pairs, 2] times 16 `vectors` numbers from i on of values.
+INLINE void output_columns(const int rows, const int vectors, const int paired, const uint32_t *p, int64_t width,
+                           const void *v, int64_t i, const int64_t d, int64_t columns, int64_t keys, float *o,
+                           int64_t wide, const int64_t asked, Soon *soon) {
+    __m512 sum[OUTPUT_ROWS][8];
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < vectors; n++) sum[r][n] = _mm512_load_ps(o + r * wide + i + 16 * n);
+    int64_t key = 0;
+    for (; key + 2 <= keys; key += 2, p++) {
+        if (!paired) ask_soon_for(soon, asked);
+        add_pair(rows, vectors, paired, 1, p, width, v, key, i, d, columns, sum);
+    }
+    if (key < keys) add_pair(rows, vectors, paired, 0, p, width, v, key, i, d, columns, sum);
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < vectors; n++) _mm512_store_ps(o + r * wide + i + 16 * n, sum[r][n]);
+}
+
+// What comes next is asked for evenly by all of a pair's columns, and by the two turns that more rows than OUTPUT_ROWS take.
+INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int64_t width, const void *v,
+                        const int64_t d, int64_t columns, int64_t keys, float *o, int64_t wide, int64_t all_rows,
+                        Soon *soon) {
+    const int64_t asked = 2 * length_of(STORED, d) * 64 / columns;
+#define COLUMNS_OF(VECTORS, ASKED)                                                                                     \
+    output_columns(rows, VECTORS, paired, p, width, v, i, d, columns, keys, o, wide, ASKED, soon)
+    int64_t i = 0;
+    if (rows <= 3)
+        for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 2 * asked);
+    for (; i + 64 <= columns; i += 64) {
+        if (all_rows > OUTPUT_ROWS) COLUMNS_OF(4, asked / 2);
+        else COLUMNS_OF(4, asked);
+    }
+    if (i < columns) COLUMNS_OF(2, asked / 2);
+#undef COLUMNS_OF
+}
+
+#define PAIRED 4096  // numbers of values at most that are paired at once: they stay in the first cache
+
+#define SCORE_FEW(R)                                                                                                   \
+    case R: score_few(R, q, keys_there, d, keys, s, width, &soon); break;
+#define OUTPUT(R, IN_PAIRS)                                                                                            \
+    output_rows(R, IN_PAIRS, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, rows, &soon)
+INLINE void look_at_twos(const int64_t d, const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
+                         int64_t start, int64_t after, float *room) {
+    const int64_t size = a->page_size, width = whole(size, TURNED), wide = wide_of(d);
+    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, units = units_in(d);
+    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    const int few = rows <= FEW_TWOS;
+    const int64_t left = position + tokens - start, keys = left < size ? left : size;
+    const int64_t looked_at = whole(keys, TURNED), columns = whole(a->value_dim, AT_ONCE);
+    const int64_t first = first_vector(a, block, kv_head, start);
+    const uint32_t *q = twos_of(of);
+    const void *keys_there = vectors(a, 0, first).numbers, *values_there = vectors(a, 1, first).numbers;
+    float *s = room;
+    uint32_t *tiles = (uint32_t *)(s + rows * width);
+    __m512i *made = (__m512i *)(tiles + width * wide / 2);  // of many rows, units [keys, units]
+    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
+    if (few) {
+        switch (rows) {
+            SCORE_FEW(1) SCORE_FEW(2) SCORE_FEW(3) SCORE_FEW(4) SCORE_FEW(5) SCORE_FEW(6) SCORE_FEW(7) SCORE_FEW(8)
+        }
+    } else {
+        make_twos(keys_there, keys, d, made);
+        turn_keys(made, keys, units, tiles);
+        score_many(q, tiles, d, rows, keys, s, width);
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        const Seen seen = seen_by(a, block, row, start, keys);
+        float *row_s = s + row * width;
+        if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, LOG2_E);
+        weigh(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
+    }
+    if (!one) soon = asked_soon(a, 1, first, 0, after);
+    const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = few ? keys : 2 * pairs;
+    for (int64_t key = 0; key < keys; key += chunk) {
+        const int64_t some = keys - key < chunk ? keys - key : chunk;
+        const uint32_t *p = (const uint32_t *)s + key / 2;
+        const void *from = (const char *)values_there + key * length_of(STORED, d);
+        if (few) {
+            BY_WIDE_ROWS(rows, 6, OUTPUT, 0)
+        } else {
+            make_twos(from, some, d, made);
+            pair_values(made, some, units, columns, tiles);
+            from = tiles;
+            BY_WIDE_ROWS(rows, 6, OUTPUT, 1)
+        }
+    }
+}
+
+// With what is known of usual sizes while they are compiled.
+static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
+                                        int64_t start, int64_t after, float *room) {
+    if (a->head_dim == 128) look_at_twos(128, a, block, kv_head, of, start, after, room);
+    else if (a->head_dim == 64) look_at_twos(64, a, block, kv_head, of, start, after, room);
+    else look_at_twos(a->head_dim, a, block, kv_head, of, start, after, room);
+}
+
+static void wide_attention_twos_end(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int64_t row = 0; row < rows; row++) {
+        float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
+        const float *o = of->sums.o + row * wide_of(d);
+        const __m512 sums = _mm512_load_ps(of->sums.l + row * LANES);
+        const __m512 all = _mm512_set1_ps(_mm_cvtss_f32(wide_sums(sums, sums, sums, sums)));
+        for (int64_t i = 0; i < whole(a->value_dim, AT_ONCE); i += UNIT) {
+            const __m512 evens = _mm512_div_ps(_mm512_load_ps(o + i), all);
+            const __m512 odds = _mm512_div_ps(_mm512_load_ps(o + i + 16), all);
+            float unit[UNIT] __attribute__((aligned(64)));
+            _mm512_store_ps(unit, _mm512_permutex2var_ps(evens, low, odds));
+            _mm512_store_ps(unit + 16, _mm512_permutex2var_ps(evens, high, odds));
+            for (int64_t b = 0; b < 4; b++) {
+                const int64_t n = eight_of(i / UNIT, b);
+                if (n < a->value_dim)
+                    _mm256_mask_storeu_ps(to + n, eight_there(a->value_dim, n), _mm256_load_ps(unit + 8 * b));
+            }
+        }
+        memset(to + a->value_dim, 0, (size_t)(d - a->value_dim) * sizeof(float));
+    }
+}
+
+#define WAY_OF_TWOS                                                                                                    \
+    {1 / LOG2_E, wide_of, wide_attention_twos_begin, wide_attention_twos_look_at, wide_attention_twos_end}

@@ -1,0 +1,25 @@
+// Attention over fp8 by the instructions of bf16 (attention_wide_twos.h), and by VBMI, which looks up 64 bytes in a table
+// of 128 at once.
+
+#include "attention.h"
+#include "float8_tables.h"
+
+int wide_twos_fp8_is_there(void) { return wide_twos_is_there() && wide_fp8_is_there(); }
+
+// From here on, for such processors only.
+#ifdef __clang__
+#pragma clang attribute push(                                                                                          \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi"))),                    \
+    apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi")
+#endif
+
+#define STORED FP8
+#include "attention_wide_twos.h"
+
+const Way wide_attention_twos_fp8 = WAY_OF_TWOS;
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
