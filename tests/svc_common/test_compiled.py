@@ -250,6 +250,12 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_has_started(machine: Machin
     assert not status.exists() or ") Z " in status.read_text()
 
 
+def test_a_compiler_that_computes_for_ever_is_ended(machine: Machine) -> None:
+    machine.environment["CC"] = str(machine.compiler("while :; do :; done"))
+    assert machine.answer(seconds=1) == "None"
+    assert "was not done after 1 seconds" in machine.log
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

@@ -42,9 +42,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tandem.common.cpu_time import work_of
 from tandem.common.machine import available_cores, processor_fact
 
-_COMPILE_SECONDS = 300.0  # of one file; the largest takes 20 s of an idle processor
+# That the compiler may compute for one file, whose largest takes 20 s, or stand still. What waits for a busy processor
+# does neither.
+_COMPILE_SECONDS = 300.0
+_LOOK_SECONDS = 1.0
 _COMPILERS = ("cc", "gcc", "clang")
 _OLDEST = {"x86_64": ("-march=x86-64",)}  # some compilers are built to take a later one
 _CONTENT_DIGITS = 32
@@ -173,16 +177,27 @@ def _run(command: Sequence[str]) -> None:
         start_new_session=True,
     ) as process:
         try:
-            _, said = process.communicate(timeout=_COMPILE_SECONDS)
-        except BaseException as error:
+            said = _said(process, command[0])
+        except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise CompileError(f"{command[0]} was not done after {_COMPILE_SECONDS:g} seconds") from None
             raise
     if process.returncode:
         lines = (said.strip() or f"ended with {process.returncode}").splitlines()
         raise CompileError("\n".join([f"{command[0]} failed: {lines[-1]}", *lines[:-1]]))
+
+
+def _said(compiler: subprocess.Popen[str], name: str) -> str:
+    """Waits for its end and returns what it wrote to standard error. Raises CompileError."""
+    used = still = 0.0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return compiler.communicate(timeout=min(_LOOK_SECONDS, _COMPILE_SECONDS))[1]
+        work = work_of(compiler.pid)
+        still = 0.0 if work.ready or work.seconds > used else still + _LOOK_SECONDS
+        used = work.seconds
+        if max(used, still) >= _COMPILE_SECONDS:
+            raise CompileError(f"{name} was not done after {_COMPILE_SECONDS:g} seconds")
 
 
 def _machine(words: Sequence[str]) -> str:
