@@ -312,6 +312,23 @@ def test_layers_that_follow_each_other_are_one_call(monkeypatch: pytest.MonkeyPa
     assert counts == [4, 3]
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_row_has_the_same_bits_where_gates_are_packed_for_the_next_product(activation: Activation) -> None:
+    config = replace(llama("tiny", 256), num_layers=2, activation=activation)
+    assert config.intermediate_size % 32 == 0
+    model = load_transformer(RandomCheckpoint(config, "cpu", torch.bfloat16), "cpu", torch.bfloat16, operations=OURS)
+    shape = CacheShape(config.cache_heads, 16, 16, kv_format("auto", model.dtype))
+    tokens = np.arange(1, 201, dtype=np.int32)
+
+    def rows(count: int) -> torch.Tensor:
+        runner = ModelRunner(model, KVCache(shape, "cpu"))
+        return runner.forward([Work(tokens[:count], 0, np.arange(16), count)])[:count]
+
+    whole = rows(len(tokens))
+    for count in (1, 12, 13, 24, 25, 37, 168, 169, 199):  # few rows are gated apart
+        assert torch.equal(rows(count), whole[:count]), count
+
+
 def test_caches_of_one_model_take_turns() -> None:
     config = replace(llama("tiny", 128), num_layers=2)
     model = load_transformer(RandomCheckpoint(config, "cpu", torch.bfloat16), "cpu", torch.bfloat16, operations=OURS)
