@@ -129,10 +129,12 @@ def compared(kind: str, changes: dict[str, Any], length: int, folder: Path) -> s
     ids = some_ids(changes["vocab_size"], length)
     whole, problems = _alone(ours, ids, "float32")
     problems += filter(None, [far(whole, theirs, ids, NEAR if ours.config.recurrence is None else NEAR_WITH_STATES)])
-    problems += _cached(ours, ids)
-    for how, made_of in MADE_OF.items():
+    problems += _cached(ours, ids, "float32")
+    for number, (how, made_of) in enumerate(MADE_OF.items()):
         other = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=made_of, config=ours.config)
         problems += _alone(other, ids, how)[1]
+        if number == length % len(MADE_OF):
+            problems += _cached(other, ids, how)
     return "; ".join(problems)
 
 
@@ -214,7 +216,7 @@ def _alone(model: Transformer, ids: list[int], how: str) -> tuple[torch.Tensor, 
     return whole, problems
 
 
-def _cached(model: Transformer, ids: list[int]) -> list[str]:
+def _cached(model: Transformer, ids: list[int], how: str) -> list[str]:
     """Which forms of keys and values depend on chunks."""
     problems = []
     sizes = [heads.size for heads in model.config.cache_heads]
@@ -227,9 +229,9 @@ def _cached(model: Transformer, ids: list[int]) -> list[str]:
             for chunks in ([len(ids)], [17, 1], [16, 5])
         )
         if not torch.isfinite(whole).all():
-            problems.append(f"cache of {form.name}: not finite")
+            problems.append(f"{how}, cache of {form.name}: not finite")
         if not all(torch.equal(each, whole) for each in others):
-            problems.append(f"cache of {form.name}: other bits in chunks")
+            problems.append(f"{how}, cache of {form.name}: other bits in chunks")
     return problems
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import files, services, shapes
+from tests.fuzz import files, services, settings, shapes
 from tests.fuzz.requests import METHODS, call
 
 SEED = 1
@@ -57,3 +57,8 @@ def test_mutated_files_are_loaded_or_refused_with_a_word() -> None:
 @pytest.mark.slow
 def test_models_of_any_size_compute_what_transformers_does_and_the_same_bits_in_any_chunks() -> None:
     assert not shapes.fuzz(minutes=5, seed=SEED, most=20)
+
+
+@pytest.mark.slow
+def test_models_with_any_settings_compute_what_transformers_does() -> None:
+    assert not settings.fuzz(minutes=5, seed=SEED, most=15)

@@ -17,7 +17,7 @@ from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
-from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.kv_formats import Int8, KVFormat, Plain
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.row_invariance import choose_padding
@@ -34,9 +34,9 @@ def loaded(folder: Path, operations: Operations | None) -> Transformer:
     return load_transformer(open_checkpoint(folder), DEVICE, torch.float32, operations=operations)
 
 
-def cache_for(model: Transformer, pages: int) -> KVCache:
+def cache_for(model: Transformer, pages: int, stored: KVFormat | None = None) -> KVCache:
     config = model.config
-    shape = CacheShape(config.cache_heads, pages, PAGE_SIZE, Plain(torch.float32))
+    shape = CacheShape(config.cache_heads, pages, PAGE_SIZE, stored or Plain(torch.float32))
     return KVCache(shape, DEVICE)
 
 
@@ -98,6 +98,43 @@ def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(tmp_path: Path)
     assert torch.equal(fixed.forward(drafts)[:11], usual.forward(drafts)[:11])
     mixed = [*decodes[:2], Work(tokens(9, 4), 3, pages[2], 1)]
     assert torch.equal(fixed.forward(mixed), usual.forward(mixed))
+
+
+@pytest.mark.usefixtures("_rows_alike")
+@pytest.mark.parametrize(
+    ("product", "stored"),
+    [(0, Plain(torch.float32)), (-1, Plain(torch.float32)), (-1, Int8())],
+    ids=["the library multiplies", "our kernel multiplies", "int8 keys"],
+)
+def test_a_prompt_has_the_same_bits_whole_in_chunks_and_in_company(
+    product: int, stored: KVFormat, tmp_path: Path
+) -> None:
+    random_llama(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=2, max_position_embeddings=128
+    ).save_pretrained(tmp_path)
+    operations = operations_for(True, split=64)
+    checkpoint = open_checkpoint(tmp_path)
+    config = replace(checkpoint.config, windows=(0, 20))
+    model = load_transformer(checkpoint, DEVICE, torch.float32, config=config, operations=operations)
+    model.multiply_by(operations.products[product])
+    prompt, other = np.arange(75, dtype=np.int32) % 97, np.arange(40, dtype=np.int32) % 89
+
+    def logits(*chunks: int, company: bool = False) -> torch.Tensor:
+        """Of every token; of the other sequence, the part that a prefill of as many tokens brings comes before it."""
+        runner = ModelRunner(model, cache_for(model, 8, stored))
+        found, start = [], 0
+        for size in chunks:
+            works = [Work(prompt[start : start + size], start, np.arange(5), size)]
+            if company:
+                works.insert(0, Work(other[start // 2 : (start + size) // 2], start // 2, np.arange(5, 8), 1))
+            found.append(runner.forward(works)[company : company + size])
+            start += size
+        return torch.cat(found)
+
+    whole = logits(75)
+    assert torch.isfinite(whole).all() and whole.std() > 0.1
+    assert torch.equal(logits(33, 1, 41), whole)  # neither pages nor splits end where chunks do
+    assert torch.equal(logits(16, 59, company=True), whole)
 
 
 class Compilations:
