@@ -30,6 +30,9 @@ ARCHITECTURES = {
     "granite": "granite",
     "granitemoe": "granitemoe",
     "olmoe": "olmoe",
+    "olmo": "olmo",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "olmo2": "olmo2",
     "starcoder2": "starcoder2",
     "cohere2": "cohere2",
@@ -85,7 +88,7 @@ INDEXED = ("deepseek32", "glm-dsa")
 STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 # By llama.cpp's converter, whatever turns.
 PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "granitehybrid", "nemotron_h")
-PERMUTED += ("nemotron_h_moe",)
+PERMUTED += ("nemotron_h_moe", "olmo")
 
 
 PLAIN = {"ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
@@ -156,6 +159,10 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
     elif config.model_type in ("phi", "nemotron"):
         writer.add_layer_norm_eps(config.layer_norm_eps if config.model_type == "phi" else config.norm_eps)
+    elif config.model_type == "olmo":
+        writer.add_layer_norm_eps(1e-5)
+        if config.clip_qkv is not None:
+            writer.add_clamp_kqv(config.clip_qkv)
     elif config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
@@ -174,7 +181,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     rope = getattr(config, "rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    raised = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))  # of HunYuan
+    writer.add_rope_freq_base(rope["rope_theta"] * raised)
     if config.model_type in ("gemma3_text", "gemma4_text"):
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if (share := rope.get("partial_rotary_factor")) and rope["rope_type"] != "proportional":
@@ -214,6 +222,12 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         count = getattr(config, "n_routed_experts", None) or getattr(config, "num_local_experts", None)
         writer.add_expert_count(count or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "hunyuan_v1_moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.moe_topk)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_count(1)
     if config.model_type in ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)

@@ -79,7 +79,7 @@ class GgufArchitecture:
     name: str  # ours
     permuted: bool = False  # RoPE pairs of q and k are neighbours
     index_permuted: bool = False  # so are those of an indexer
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "whole", "behind"] | None = None
     may_norm: bool = False  # heads of q and k are normalized where there are tensors for it
     qkv_bias: bool = False
     divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
@@ -357,6 +357,16 @@ ARCHITECTURES = {
         logit_scale_divides=False,
         unrotated_every=4,
         always={"norm": "layer", "parallel": True},
+    ),
+    "olmo": GgufArchitecture(
+        "olmo",
+        permuted=True,
+        norm_eps="attention.layer_norm_epsilon",
+        always={"norm": "layer", "norm_weights": False},
+    ),
+    "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", qk_norm="behind"),
+    "hunyuan-moe": GgufArchitecture(
+        "hunyuan_v1_moe", qk_norm="behind", layer_names=LAYER_NAMES | _SHARED, experts=GgufExperts(shared="size")
     ),
     "olmo2": GgufArchitecture(
         "olmo2",

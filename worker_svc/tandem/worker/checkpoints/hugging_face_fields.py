@@ -86,6 +86,7 @@ _CONFIG: Table = (
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
+    "gelu": "gelu",
     "relu": "relu",
     "relu2": "relu2",
 }
@@ -142,6 +143,15 @@ _MAMBA = rules(
     "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_conv_bias",
     "mamba_proj_bias time_step_limit",
 ) | rules(NEUTRAL, "mamba_chunk_size")
+
+_HUNYUAN = (
+    rules(USED, "attention_bias")
+    | rules(NEUTRAL, "add_classification_head attention_head_dim class_num dense_list eod_token_id norm_type pool_type")
+    | rules(NEUTRAL, "org_vocab_size pad_id text_start_id text_end_id im_start_id im_end_id im_newline_id image_token_id")
+    | rules(NEUTRAL, "mask_init_id num_media_embeds skip_cls_token cla_share_factor eod_token_id xdrope_section")
+    | rules(Only((False,)), "use_cla position_embedding_xdrope")
+    | rules(Only((True,)), "use_qk_norm use_rotary_pos_emb")
+)
 
 # Of a model that sees, whose text model is served.
 WRAPPER: Table = (
@@ -394,6 +404,15 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias n_group topk_group norm_topk_prob n_routed_experts num_local_experts")
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | {"first_k_dense_replace": Only((0,))},
+    "olmo": _DENSE | rules(USED, "attention_bias clip_qkv") | {"rms_norm_eps": Only()},
+    "hunyuan_v1_dense": _DENSE | _HUNYUAN,
+    "hunyuan_v1_moe": _CONFIG
+    | _HUNYUAN
+    | rules(USED, "num_experts num_local_experts moe_topk num_shared_expert moe_intermediate_size")
+    | rules(NEUTRAL, "capacity_factor moe_drop_tokens moe_layer_num_skipped moe_random_routing_dropped_token")
+    | {"group_limited_greedy": Only((False,)), "norm_topk_prob": Only((True,)), "use_mixed_mlp_moe": Only((True,))}
+    | rules(Only((1,)), "num_experts_per_tok")  # which is moe_topk
+    | {"use_mla": Only((False,))},
     "stablelm": _CONFIG
     | rules(USED, "layer_norm_eps use_qkv_bias use_parallel_residual")
     | {"rms_norm_eps": Only(), "head_dim": Only()}
@@ -403,6 +422,11 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "shared_intermediate_size")
     | _EXPERTS,
 }
+
+# Of HunYuan, whose theta is raised by `alpha`; transformers looks at nothing else then.
+RAISED_ROPE: Table = rules(USED, "rope_type type rope_theta alpha") | rules(
+    NEUTRAL, "factor beta_fast beta_slow mscale mscale_all_dim original_max_position_embeddings"
+)
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
 _LLAMA3 = "factor low_freq_factor high_freq_factor original_max_position_embeddings"

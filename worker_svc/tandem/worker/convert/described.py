@@ -19,7 +19,7 @@ from tandem.worker.convert.comparison import difference
 from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError
 
-_ACTIVATIONS = {"silu": "silu", "relu": "relu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}
+_ACTIVATIONS = {"silu": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
@@ -132,6 +132,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         (known.counts if known else ("num_local_experts" if config.chunked else "num_experts",))[0]: experts.count,
         "num_experts_per_tok": experts.per_token,
         "top_k_experts": experts.per_token,
+        "moe_topk": experts.per_token,
         "enable_moe_block": True,
         (known.size if known else "moe_intermediate_size"): experts.intermediate_size,
         "norm_topk_prob": experts.normalized,

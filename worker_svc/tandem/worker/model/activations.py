@@ -28,6 +28,12 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return (wide / u.mul_(-2).exp_().add_(1)).to(x.dtype)
 
 
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """Computes `x / 2 (1 + erf(x / sqrt(2)))`."""
+    wide = x.float()
+    return (wide * (wide * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)).to(x.dtype)
+
+
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
     """Computes it by exp, whose bits do not depend on the place of a number."""
     return x.neg().exp_().add_(1).reciprocal_()
@@ -38,4 +44,5 @@ ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "relu2": squared_relu,
     "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
 }

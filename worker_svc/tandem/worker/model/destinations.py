@@ -54,7 +54,9 @@ def of_experts(experts: MixtureOfExperts) -> dict[str, Destination]:
 
 
 def of_norm(name: str, norm: RMSNorm | LayerNorm) -> dict[str, Destination]:
-    """Returns where a norm's weight goes, and its bias if it has one."""
+    """Returns where a norm's weight goes, unless it has none of its own, and its bias if it has one."""
+    if isinstance(norm, LayerNorm) and not norm.comes:
+        return {}
     places = {name: Destination(norm, 0)}
     if isinstance(norm, LayerNorm) and norm.bias is not None:
         places[f"{name}_bias"] = Destination(norm.bias, 0)

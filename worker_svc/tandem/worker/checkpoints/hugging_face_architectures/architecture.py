@@ -95,7 +95,7 @@ class Architecture:
     head_dim: int | None = None  # None: the hidden size over the heads
     qkv_bias: bool = False
     qkv_bias_field: bool | None = None  # the default of `qkv_bias`; None: it does not know it
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "whole", "behind"] | None = None
     qkv_limit: bool = False  # whether it knows `clip_qkv`
     qk_norm_field: bool = False  # whether `use_qk_norm` gives it norms of heads
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output

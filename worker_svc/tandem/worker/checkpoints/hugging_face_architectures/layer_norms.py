@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
 from tandem.worker.checkpoints.hugging_face_architectures.names import NORM_BIASES
+from tandem.worker.checkpoints.hugging_face_older import with_constant_eps
 from tandem.worker.checkpoints.hugging_face_stablelm import stablelm
 
 _STARCODER_NAMES = LAYER_NAMES | {
@@ -24,6 +25,15 @@ _PHI_NAMES = LAYER_NAMES | {
 }
 
 LAYER_NORMS = (
+    Architecture(
+        "olmo",
+        "OlmoForCausalLM",
+        special_ids={"eos_token_id": 50279},
+        attention_bias=False,
+        qkv_limit=True,
+        prepared=with_constant_eps,
+        always={"norm": "layer", "norm_weights": False},
+    ),
     Architecture(
         "starcoder2",
         "Starcoder2ForCausalLM",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
 from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GRANITE_SWA,
+    HUNYUAN_NAMES,
     NORMS_AFTER,
     OLMO,
     QWEN_WINDOW,
     SINKS,
 )
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern, with_usual_names
+from tandem.worker.checkpoints.hugging_face_hunyuan import with_theta
 from tandem.worker.checkpoints.hugging_face_hyperclovax import hyperclovax
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
 
@@ -203,6 +205,14 @@ LLAMAS = (
         window_by_layer=True,
         full_every=4,
         full_first=True,
+    ),
+    Architecture(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        HUNYUAN_NAMES,
+        attention_bias=False,
+        qk_norm="behind",
+        prepared=with_theta,
     ),
     Architecture("iquestcoder", "IQuestCoderForCausalLM", head_dim=128, attention_bias=False, mlp_bias=True),
     Architecture(
