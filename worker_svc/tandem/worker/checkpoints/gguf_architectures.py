@@ -105,6 +105,7 @@ class GgufArchitecture:
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
     prepared: Callable[[Fields], Fields] | None = None  # says in other words what is read by the rules of all
     folded: bool = False  # keys may have a number for each layer, or one more for layers with a window
+    own_norm_names: Mapping[str, str] = field(default_factory=dict)  # where norms are that are of one of two parts each
     hybrid: bool = False  # where tensors are: `gguf_hybrids.py`
     further: further.Further | None = None  # reads further fields of ModelConfig
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
@@ -340,6 +341,25 @@ ARCHITECTURES = {
             **{"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
             **{"parallel": True, "logit_bias": True},
         },
+    ),
+    "gptneox": GgufArchitecture(
+        "gpt_neox",
+        norm_eps="attention.layer_norm_epsilon",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | FUSED | FUSED_BIASES | _MLP_BIASES,
+        further=further.gpt_neox,
+        always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
+    "falcon": GgufArchitecture(
+        "falcon",
+        norm_eps="attention.layer_norm_epsilon",
+        layer_names=LAYER_NAMES | FUSED,
+        own_norm_names={
+            **{"attention.norm": "attn_norm_2.weight", "attention.norm_bias": "attn_norm_2.bias"},
+            **{"mlp.norm": "attn_norm.weight", "mlp.norm_bias": "attn_norm.bias"},
+        },
+        further=further.falcon,
+        always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True, "parallel": True},
     ),
     "nemotron": GgufArchitecture(
         "nemotron",

@@ -51,7 +51,8 @@ _log = logging.getLogger(__name__)
 
 _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
-_IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # a table that older exports carry; we compute our own
+# Tables that older exports carry, which we compute: RoPE's, and which tokens a token sees.
+_IGNORED = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias|\d+\.attention\.(masked_)?bias)")
 _DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -122,8 +123,8 @@ class HuggingFaceCheckpoint:
             self._pieces = state_pieces(self._architecture, self.config)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
         transposed = self._architecture.transposed_experts
-        by_turns = self._architecture.experts_by_turns
-        self._places, shapes = places_with_latents(self.config, others, self._stored_name, by_turns=by_turns)
+        how = {"by_turns": self._architecture.experts_by_turns, "by_kv_head": self._architecture.grouped_qkv}
+        self._places, shapes = places_with_latents(self.config, others, self._stored_name, **how)
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
         if not head:
             self._drop_drafting_layers(config, stored)

@@ -147,7 +147,9 @@ _MAMBA = rules(
 _HUNYUAN = (
     rules(USED, "attention_bias")
     | rules(NEUTRAL, "add_classification_head attention_head_dim class_num dense_list eod_token_id norm_type pool_type")
-    | rules(NEUTRAL, "org_vocab_size pad_id text_start_id text_end_id im_start_id im_end_id im_newline_id image_token_id")
+    | rules(
+        NEUTRAL, "org_vocab_size pad_id text_start_id text_end_id im_start_id im_end_id im_newline_id image_token_id"
+    )
     | rules(NEUTRAL, "mask_init_id num_media_embeds skip_cls_token cla_share_factor eod_token_id xdrope_section")
     | rules(Only((False,)), "use_cla position_embedding_xdrope")
     | rules(Only((True,)), "use_qk_norm use_rotary_pos_emb")
@@ -326,6 +328,12 @@ CONFIG: Mapping[str, Table] = {
         "attention_head_dim": Only((128,)),
         "layer_types": Only(),
     },
+    "bamba": _CONFIG
+    | rules(USED, "attention_bias mlp_bias attn_layer_indices")
+    | rules(NEUTRAL, "num_logits_to_keep z_loss_coefficient use_mamba_kernels attn_rotary_emb")
+    | _MAMBA
+    # transformers has half of a head rotated, whatever this says
+    | {"partial_rotary_factor": Only((0.5,)), "layer_types": Only(), "layers_block_type": Only()},
     "falcon_h1": _CONFIG
     | rules(USED, "mlp_bias mamba_d_ssm mamba_rms_norm mamba_norm_before_gate projectors_bias lm_head_multiplier")
     | rules(USED, "embedding_multiplier mlp_multipliers key_multiplier ssm_multipliers ssm_in_multiplier")
@@ -405,6 +413,23 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | {"first_k_dense_replace": Only((0,))},
     "olmo": _DENSE | rules(USED, "attention_bias clip_qkv") | {"rms_norm_eps": Only()},
+    "gpt_neox": _DENSE
+    | rules(USED, "attention_bias layer_norm_eps rotary_emb_base rotary_pct use_parallel_residual")
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads rope_theta"),
+    "gptj": _CONFIG
+    | rules(USED, "n_embd n_head n_layer n_positions n_inner activation_function layer_norm_epsilon rotary_dim")
+    | rules(NEUTRAL, "n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type")
+    | rules(NEUTRAL, "summary_use_proj")
+    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size mlp_bias layer_types")
+    | rules(Only(), "rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+    | rules(Only((True,)), "rotary scale_attn_weights"),
+    "falcon": _CONFIG
+    | rules(
+        USED, "num_kv_heads ffn_hidden_size activation bias layer_norm_epsilon new_decoder_architecture multi_query"
+    )
+    | rules(USED, "parallel_attn num_ln_in_parallel_attn")
+    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size use_bias")
+    | rules(Only((False,)), "alibi apply_residual_connection_post_layernorm"),
     "hunyuan_v1_dense": _DENSE | _HUNYUAN,
     "hunyuan_v1_moe": _CONFIG
     | _HUNYUAN
@@ -459,6 +484,8 @@ ROPE_OF: Mapping[str, Table] = {
     "glm": _PARTIAL,
     "stablelm": _PARTIAL,
     "phi": _PARTIAL,
+    "gpt_neox": _PARTIAL,
+    "bamba": _PARTIAL,
     "nemotron": _PARTIAL,
 }
 

@@ -1,5 +1,5 @@
-"""Reads what files of HunYuan say in a way of their own: theta that is raised by `alpha`, and lists of a number for each
-layer, which are served where all are the same."""
+"""Reads what files of HunYuan say in a way of their own: theta that is raised by `alpha`, and lists of a number for
+each layer, which are served where all are the same."""
 
 from __future__ import annotations
 
@@ -45,5 +45,7 @@ def with_one_number(config: Fields) -> Fields:
     if one.integer("moe_intermediate_size", size) != size:
         raise config.error("moe_intermediate_size", f"is not intermediate_size, which is {size}")
     if one.integer("num_shared_expert", 1) != 1:
-        raise config.error("num_shared_expert", f"is {shown(values['num_shared_expert'])}, which is not served; served: 1")
+        raise config.error(
+            "num_shared_expert", f"is {shown(values['num_shared_expert'])}, which is not served; served: 1"
+        )
     return with_theta(one.with_values(values | {"num_experts_per_tok": one.integer("moe_topk", 1)}))

@@ -150,7 +150,9 @@ class ModelConfig:
         if self.qk_norm == "behind" and self.rope_scaling is not None:
             scaling = self.rope_scaling
             if (scaling.attention_factor, scaling.long_attention_factor) != (1, 1):
-                raise ConfigError("rope_scaling.attention_factor", "must be 1 where norms of heads are behind the rotation")
+                raise ConfigError(
+                    "rope_scaling.attention_factor", "must be 1 where norms of heads are behind the rotation"
+                )
         if self.residual_multiplier != 1 and self.norm_placement != "before":
             raise ConfigError("residual_multiplier", "is served with norms before a layer's parts alone")
         if self.rope_scaling is not None and self.rope_scaling.factors:
