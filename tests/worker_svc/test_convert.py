@@ -318,6 +318,9 @@ def test_large_models_are_cut_into_files_with_an_index(tmp_path: Path, monkeypat
         ("smollm3, layers that are listed", "gguf", r"cannot have unrotated_layers \(0, 2, 4, 6\)"),
         ("gemma2", "gguf", "cannot have attention_multiplier"),
         ("deepseek v3", "gguf", "deepseek2 architecture has no tensor for attention.query_latent_bias"),
+        ("hunyuan with biases", "gguf", "hunyuan-dense architecture has no tensor for attention.output_bias"),
+        ("gpt neox, one part after the other, no biases of attention, scaled", "gguf", "attn_qkv.bias"),
+        ("falcon, newer, a norm each, biases", "gguf", "falcon architecture has no tensor for"),
         ("yarn", "meta", "heads of dim / n_heads"),
     ],
 )

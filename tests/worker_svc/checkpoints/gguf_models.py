@@ -226,8 +226,6 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_count(count or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type == "hunyuan_v1_moe":
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.moe_topk)
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_expert_shared_feed_forward_length(config.intermediate_size)
         writer.add_expert_shared_count(1)

@@ -850,9 +850,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 8, "clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True},
     ),
     "hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "pad_token_id": 0}),
-    "hunyuan, theta that is raised, biases, a table for both": (
+    "hunyuan with biases": ("HunYuanDenseV1", {"attention_bias": True, "pad_token_id": 0}),
+    "hunyuan, theta that is raised, a table for both": (
         "HunYuanDenseV1",
-        {"attention_bias": True, "tie_word_embeddings": True, "rope_parameters": RAISED, "pad_token_id": 0},
+        {"tie_word_embeddings": True, "rope_parameters": RAISED, "pad_token_id": 0},
     ),
     "hunyuan moe": ("HunYuanMoEV1", HUNYUAN_MOE),
     "hunyuan moe, every expert, biases": (
@@ -922,7 +923,7 @@ GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
 GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
-GGUF += ["olmo", "hunyuan", "hunyuan, theta that is raised, biases, a table for both", "hunyuan moe"]
+GGUF += ["olmo", "hunyuan", "hunyuan, theta that is raised, a table for both", "hunyuan moe"]
 GGUF += ["gpt neox", "falcon", "falcon, newer, a norm each", "falcon, newer, one norm, a size of its own"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.

@@ -145,6 +145,7 @@ _INDEXED: Mapping[str, Any] = {
     "drafting_layers": True,
     "prepared": with_one_head,
 }
+_WITHOUT_OUTPUT_BIAS = {name: stored for name, stored in LAYER_NAMES.items() if name != "attention.output_bias"}
 _SHARED_ROUTER = {"shared_router": "ffn_gate_inp_shexp.weight"}
 _HYBRID: Mapping[str, Any] = {
     "qk_norm": "head",
@@ -382,11 +383,15 @@ ARCHITECTURES = {
         "olmo",
         permuted=True,
         norm_eps="attention.layer_norm_epsilon",
+        layer_names=_WITHOUT_OUTPUT_BIAS,
         always={"norm": "layer", "norm_weights": False},
     ),
-    "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", qk_norm="behind"),
+    "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", qk_norm="behind", layer_names=_WITHOUT_OUTPUT_BIAS),
     "hunyuan-moe": GgufArchitecture(
-        "hunyuan_v1_moe", qk_norm="behind", layer_names=LAYER_NAMES | _SHARED, experts=GgufExperts(shared="size")
+        "hunyuan_v1_moe",
+        qk_norm="behind",
+        layer_names=_WITHOUT_OUTPUT_BIAS | _SHARED,
+        experts=GgufExperts(shared="size"),
     ),
     "olmo2": GgufArchitecture(
         "olmo2",

@@ -199,8 +199,10 @@ def exaone4(_fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, An
     return {"unrotated_layers": tuple(layer for layer, window in enumerate(config.windows) if not window)}
 
 
-def gpt_neox(fields: Fields, _config: ModelConfig, _facts: Facts) -> dict[str, Any]:
-    """Returns whether a layer's parts are side by side, each by its norm."""
+def gpt_neox(fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
+    """Returns whether a layer's parts are side by side, each by its norm. llama.cpp wants all biases."""
+    if not (config.qkv_bias and config.output_bias and config.mlp_bias):
+        raise fields.error("attn_qkv.bias", "or another bias is missing, without which llama.cpp loads no such file")
     parallel = fields.boolean("use_parallel_residual", True)
     return {"parallel": parallel, "parallel_norms": parallel}
 
