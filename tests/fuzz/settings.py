@@ -157,6 +157,11 @@ def _qwen_layers(random: Random, drawn: Drawn) -> list[str] | None:
     return random.choice((None, listed(*WINDOWS)(random, drawn))) if drawn.get("use_sliding_window") else None
 
 
+def _layers_of_a_window(random: Random, drawn: Drawn) -> list[str] | None:
+    """None: as the other fields say; without a window, no layer has one."""
+    return None if drawn.get("sliding_window", ABSENT) is ABSENT else listed(*WINDOWS)(random, drawn)
+
+
 OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     "Mistral": {"sliding_window": NONE_OR_WINDOW},
     "Ministral": _LISTED_WINDOWS,
@@ -166,6 +171,10 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     "Phi3": {"sliding_window": NONE_OR_WINDOW},
     "Phimoe": {"sliding_window": NONE_OR_WINDOW},
     **{kind: {"layer_types": _qwen_layers} for kind in ("Qwen2", "Qwen3", "Qwen2Moe")},
+    **dict.fromkeys(("Cwm", "VaultGemma", "Mellum", "ExaoneMoe", "GraniteMoeSWA"), _LISTED_WINDOWS),
+    "GraniteSWA": _LISTED_WINDOWS,
+    "Exaone4": {"layer_types": _layers_of_a_window, "sliding_window": NONE_OR_WINDOW},
+    "Dots1": {"max_window_layers": up_to_layers, "sliding_window": NONE_OR_WINDOW},
     "Cohere2": {**_LISTED_WINDOWS, "sliding_window_pattern": one_of(1, 2, 3, 4)},
     "Olmo3": _LISTED_WINDOWS,
     "GptOss": _LISTED_WINDOWS | {"swiglu_alpha": one_of(0.9, 1.702), "swiglu_limit": one_of(0.5, 1.5, 7.0)},

@@ -132,6 +132,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: MODELS[name] for name in ["arcee", "ernie4_5", "granite", "olmo2", "olmo3", "starcoder2", "cohere2"]},
     "gpt_neox": MODELS["gpt neox"],
     "gptj": MODELS["gptj"],
+    "apertus": MODELS["apertus"],
     "bamba": MODELS["bamba"],
     "falcon": MODELS["falcon, newer, a norm each, biases"],
     "olmo": MODELS["olmo, queries, keys and values that are limited, biases"],

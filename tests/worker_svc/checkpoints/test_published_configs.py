@@ -1192,6 +1192,26 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         1.04,
     ),
     # Those of OLMo 1, HunYuan, Pythia, GPT-J, Falcon and Bamba as they are remembered.
+    "Apertus-8B-Instruct-2509": (
+        described(
+            "Apertus",
+            "apertus",
+            **sizes(131072, 4096, 21504, 32, 32, 8, 65536) | {"eos_token_id": 68},
+            attention_bias=False,
+            mlp_bias=False,
+            pad_token_id=3,
+            qk_norm=True,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                **{"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                "original_max_position_embeddings": 8192,
+            },
+            rope_theta=12000000,
+            tie_word_embeddings=False,
+        )
+        | {"hidden_act": "xielu", "post_norm": False},
+        8.05,
+    ),
     "OLMo-7B-hf": (
         described(
             "Olmo",

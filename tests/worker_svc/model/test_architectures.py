@@ -849,6 +849,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo",
         {"head_dim": 8, "clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True},
     ),
+    "apertus": ("Apertus", {"head_dim": 8, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}),
+    "apertus with biases": ("Apertus", {"attention_bias": True, "rope_parameters": {"rope_theta": 100.0}}),
     "hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "pad_token_id": 0}),
     "hunyuan with biases": ("HunYuanDenseV1", {"attention_bias": True, "pad_token_id": 0}),
     "hunyuan, theta that is raised, a table for both": (
@@ -994,7 +996,7 @@ COMPANY += [
     "dots1, biases, groups, windows in upper layers",
 ]
 COMPANY += ["olmo, queries, keys and values that are limited, biases", "hunyuan", "hunyuan moe"]
-COMPANY += ["bamba", "gpt neox", "gptj", "falcon", "falcon, newer, a norm each, biases"]
+COMPANY += ["apertus", "bamba", "gpt neox", "gptj", "falcon", "falcon, newer, a norm each, biases"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -1009,6 +1011,7 @@ NEW = [
     "Ernie4_5",
     "Granite",
     "Olmo",
+    "Apertus",
     "GPTNeoX",
     "GPTJ",
     "Falcon",

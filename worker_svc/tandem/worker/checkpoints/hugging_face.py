@@ -303,6 +303,8 @@ class HuggingFaceCheckpoint:
             tensor: torch.Tensor = self._files[name].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(f"{self.path}: tensor {stored_name} cannot be read: {error}") from error
+        if not tensor.dim():
+            tensor = tensor.view(1)
         if place.expert is not None:
             tensor = tensor[place.expert]
         return tensor if place.rows is None else tensor[place.rows]
@@ -349,9 +351,11 @@ def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: 
 
 
 def rows_of_one(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of stored tensors that are vectors of the model, but matrices of one row in the files."""
+    """Returns the shapes of stored tensors that are vectors of the model, but matrices of one row in the files, or
+    numbers."""
     name = architecture.layer_names["router_bias"] if architecture.router_bias_row else None
-    return {stored: (1, *shape) for stored, shape in shapes.items() if name is not None and stored.endswith(name)}
+    rows = {stored: (1, *shape) for stored, shape in shapes.items() if name is not None and stored.endswith(name)}
+    return rows | {stored: () for stored in shapes if stored.endswith(architecture.scalars)}
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

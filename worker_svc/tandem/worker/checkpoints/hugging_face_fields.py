@@ -430,6 +430,9 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "parallel_attn num_ln_in_parallel_attn")
     | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size use_bias")
     | rules(Only((False,)), "alibi apply_residual_connection_post_layernorm"),
+    "apertus": _CONFIG
+    | rules(USED, "attention_bias")
+    | {"hidden_act": Only(("xielu",)), "qk_norm": Only((True,)), "post_norm": Only((False,))},
     "hunyuan_v1_dense": _DENSE | _HUNYUAN,
     "hunyuan_v1_moe": _CONFIG
     | _HUNYUAN

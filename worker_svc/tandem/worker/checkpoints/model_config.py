@@ -12,6 +12,7 @@ from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import (
     LIMITS,
+    XIELU_CONSTANTS,
     Activation,
     ConfigError,
     Experts,
@@ -145,6 +146,8 @@ class ModelConfig:
             raise ConfigError("qkv_limit", "is served without norms of heads, or with those over all of them at once")
         if not self.norm_weights and (self.norm != "layer" or self.norm_bias or self.norm_placement != "before"):
             raise ConfigError("norm_weights", "are what norms other than layer norms before a layer's parts have")
+        if self.activation == "xielu" and (self.gated or self.experts is not None):
+            raise ConfigError("activation", "xielu is served without a gate and experts")
         if self.parallel_norms and not self.parallel:
             raise ConfigError("parallel_norms", "are of layers whose parts are side by side")
         if self.qk_norm == "behind" and self.rope_scaling is not None:
@@ -466,6 +469,8 @@ class ModelConfig:
             shapes["per_layer.gate"] = (self.per_layer_inputs.size, self.hidden_size)
             shapes["per_layer.output"] = (self.hidden_size, self.per_layer_inputs.size)
             shapes["per_layer.norm"] = (self.hidden_size,)
+        if self.activation == "xielu":
+            shapes |= {f"mlp.{name}": (1,) for name in XIELU_CONSTANTS}
         if not self.has_experts(layer):
             return shapes | self._matrices("mlp", self.inner_size(layer), bias=self.mlp_bias)
         assert self.experts is not None

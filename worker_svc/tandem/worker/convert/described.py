@@ -20,6 +20,7 @@ from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError
 
 _ACTIVATIONS = {"silu": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+_ACTIVATIONS |= {"xielu": "xielu"}
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:

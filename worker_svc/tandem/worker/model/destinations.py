@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.mixer import Constants, Mixer
@@ -68,6 +69,8 @@ def of_ordinary(name: str, layer: FeedForward | UngatedFeedForward) -> dict[str,
     rows = {"gate": 0, "up": layer.intermediate_size} if isinstance(layer, FeedForward) else {"up": 0}
     places = {f"{name}.{part}": Destination(layer.first, row) for part, row in rows.items()}
     places[f"{name}.down"] = Destination(layer.down, 0)
+    if isinstance(layer, UngatedFeedForward) and layer.constants is not None:
+        places |= {f"{name}.{part}": Destination(layer.constants, row) for row, part in enumerate(XIELU_CONSTANTS)}
     if layer.first.bias is not None and layer.down.bias is not None:
         places |= {f"{name}.{part}_bias": Destination(layer.first.bias, row) for part, row in rows.items()}
         places[f"{name}.down_bias"] = Destination(layer.down.bias, 0)

@@ -154,6 +154,7 @@ class Architecture:
     )  # the same of norms that are of one of two parts each
     grouped_qkv: bool = False  # q, k and v are one tensor by heads of keys (`places.py`)
     router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
+    scalars: tuple[str, ...] = ()  # what the names of tensors end with that are numbers, not vectors of one
     unread: tuple[str, ...] = ()  # what the names of tensors begin with that are of a head beside the model
     # Makes a config of one that says the number of layers in another way.
     prepared: Callable[[Fields], Fields] | None = None

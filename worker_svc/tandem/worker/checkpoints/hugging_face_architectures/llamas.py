@@ -15,7 +15,13 @@ from tandem.worker.checkpoints.hugging_face_exaone import with_pattern, with_usu
 from tandem.worker.checkpoints.hugging_face_hunyuan import with_theta
 from tandem.worker.checkpoints.hugging_face_hyperclovax import hyperclovax
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
+from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
 
+_APERTUS_NAMES = LAYER_NAMES | {
+    "attention.norm": "attention_layernorm.weight",
+    "mlp.norm": "feedforward_layernorm.weight",
+    **{f"mlp.{name}": f"mlp.act_fn.{name}" for name in XIELU_CONSTANTS},
+}
 _EXAONE_NAMES = {
     name: f"attn.attention.{stored[10:]}" for name, stored in LAYER_NAMES.items() if "self_attn." in stored
 } | {
@@ -135,6 +141,17 @@ LLAMAS = (
         attention_bias=False,
         mlp_bias=True,
         always={"activation": "relu2", "gated": False},
+    ),
+    Architecture(
+        "apertus",
+        "ApertusForCausalLM",
+        _APERTUS_NAMES,
+        rope_theta=12e6,
+        rope_stated=True,
+        qk_norm="head",
+        attention_bias=False,
+        scalars=(".act_fn.beta", ".act_fn.eps"),
+        always={"activation": "xielu", "gated": False},
     ),
     Architecture(
         "ernie4_5",
