@@ -42,7 +42,8 @@ def xielu(x: torch.Tensor, constants: torch.Tensor) -> torch.Tensor:
     wide = x.float()
     above = torch.nn.functional.softplus(alpha_p) * wide.square()
     below = (beta + torch.nn.functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
-    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
+    result: torch.Tensor = torch.where(wide > 0, above, below) + beta * wide
+    return result.to(x.dtype)
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
