@@ -68,8 +68,9 @@ ACTIVATED = (
     *("Llama", "Mistral", "Ministral", "Ministral3", "Qwen2", "Qwen3", "SmolLM3", "SeedOss", "Helium", "InternLM3"),
     *("Arcee", "Ernie4_5", "Granite", "Starcoder2", "Cohere2", "Olmo2", "Olmo3", "Glm4", "Phi3", "Youtu", "MiniCPM3"),
     *("Phi", "GraniteSWA", "Nemotron", "HyperCLOVAX", "Exaone"),
+    *("Olmo", "HunYuanDenseV1", "GPTNeoX"),
 )
-ACTIVATION = one_of("silu", "silu", "relu", "relu2", "gelu_pytorch_tanh", "gelu_new")
+ACTIVATION = one_of("silu", "silu", "relu", "relu2", "gelu", "gelu_pytorch_tanh", "gelu_new")
 # What is drawn where transformers' class has such a field, unless `OF_KIND` says otherwise.
 COMMON: Mapping[str, Draw] = {
     "tie_word_embeddings": FLAG,
@@ -156,6 +157,11 @@ def _qwen_layers(random: Random, drawn: Drawn) -> list[str] | None:
     return random.choice((None, listed(*WINDOWS)(random, drawn))) if drawn.get("use_sliding_window") else None
 
 
+def _layers_of_a_window(random: Random, drawn: Drawn) -> list[str] | None:
+    """None: as the other fields say; without a window, no layer has one."""
+    return None if drawn.get("sliding_window", ABSENT) is ABSENT else listed(*WINDOWS)(random, drawn)
+
+
 OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     "Mistral": {"sliding_window": NONE_OR_WINDOW},
     "Ministral": _LISTED_WINDOWS,
@@ -165,6 +171,10 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     "Phi3": {"sliding_window": NONE_OR_WINDOW},
     "Phimoe": {"sliding_window": NONE_OR_WINDOW},
     **{kind: {"layer_types": _qwen_layers} for kind in ("Qwen2", "Qwen3", "Qwen2Moe")},
+    **dict.fromkeys(("Cwm", "VaultGemma", "Mellum", "ExaoneMoe", "GraniteMoeSWA"), _LISTED_WINDOWS),
+    "GraniteSWA": _LISTED_WINDOWS,
+    "Exaone4": {"layer_types": _layers_of_a_window, "sliding_window": NONE_OR_WINDOW},
+    "Dots1": {"max_window_layers": up_to_layers, "sliding_window": NONE_OR_WINDOW},
     "Cohere2": {**_LISTED_WINDOWS, "sliding_window_pattern": one_of(1, 2, 3, 4)},
     "Olmo3": _LISTED_WINDOWS,
     "GptOss": _LISTED_WINDOWS | {"swiglu_alpha": one_of(0.9, 1.702), "swiglu_limit": one_of(0.5, 1.5, 7.0)},
@@ -292,6 +302,27 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "index_topk_freq": one_of(1, 2, 3),
         "index_skip_topk_offset": one_of(1, 2),
     },
+    "GPTNeoX": {"use_parallel_residual": FLAG},
+    "GPTJ": {"rotary_dim": lambda random, drawn: random.randrange(2, drawn["n_embd"] // drawn["n_head"] + 1, 2)},
+    "Falcon": {
+        "new_decoder_architecture": FLAG,
+        "multi_query": FLAG,
+        "parallel_attn": lambda random, drawn: bool(drawn.get("new_decoder_architecture")) or random.random() < 0.5,
+        "num_ln_in_parallel_attn": lambda random, drawn: (
+            random.choice((1, 2, ABSENT)) if drawn.get("new_decoder_architecture") else ABSENT
+        ),
+        "num_kv_heads": lambda random, drawn: random.choice(
+            [n for n in (1, 2, 3, 4) if drawn["num_attention_heads"] % n == 0]
+        ),
+        "bias": FLAG,
+        "activation": ACTIVATION,
+    },
+    "Bamba": _MAMBA
+    | {"attn_layer_indices": lambda random, drawn: [*some_layers(random, drawn), drawn["num_hidden_layers"] - 1]},
+    "HunYuanMoEV1": {
+        "num_experts": one_of(1, 3, 6),
+        "moe_topk": lambda random, drawn: random.randint(1, drawn["num_experts"]),
+    },
     "InternLM3": {"attention_bias": FLAG, "mlp_bias": lambda _, drawn: drawn["attention_bias"]},
 }
 THETA = one_of(50.0, 100.0, 500.0, 10000.0, 5e5, 1e7)
@@ -366,7 +397,7 @@ def drawn(random: Random) -> Model:
     for key, draw in ({key: draw for key, draw in COMMON.items() if key in fields} | own).items():
         if key in ALWAYS.get(kind, ()) or random.random() < 0.6:
             changes[key] = draw(random, changes | {"num_hidden_layers": layers})
-    if kind in ("GraniteMoeHybrid", "FalconH1"):
+    if kind in ("GraniteMoeHybrid", "FalconH1", "Bamba"):
         _mamba_heads(kind, changes, random)
     length = random.choice((1, 2, 17, 33, 50, 73))
     also = random.choice(("", "answers", "ranks", "gguf", "hugging_face"))
@@ -377,6 +408,8 @@ def drawn(random: Random) -> Model:
         del changes["rope_parameters"]
     if kind == "NemotronH":
         changes["num_hidden_layers"] = None
+    if kind == "GPTJ":
+        changes |= {"n_layer": layers, "num_hidden_layers": None}
     return Model(
         kind,
         changes,
@@ -399,6 +432,9 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "Qwen3_5MoeText": ("layer_types",),
     "Lfm2Moe": ("layer_types",),
     "InternLM3": ("attention_bias", "mlp_bias"),
+    "Falcon": ("new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn", "num_kv_heads"),
+    "Bamba": ("attn_layer_indices",),
+    "HunYuanMoEV1": ("num_experts", "moe_topk"),
     "NemotronH": ("hybrid_override_pattern",),
     "GraniteSWA": ("layer_types", "layer_rope_theta"),
     "GraniteMoeSWA": ("layer_types", "layer_rope_theta"),
@@ -436,10 +472,10 @@ def _scaling(random: Random, *kinds: str) -> Drawn:
 
 def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     """RoPE's parameters; None: the class's own."""
-    head_dim = drawn.get("head_dim", SIZES["head_dim"]) or drawn["hidden_size"] // drawn["num_attention_heads"]
     every = (*SCALINGS, "longrope")
-    if kind in ("NemotronH", "Phimoe"):
+    if kind in ("NemotronH", "Phimoe", "GPTJ"):
         return None
+    head_dim = drawn.get("head_dim", SIZES["head_dim"]) or drawn["hidden_size"] // drawn["num_attention_heads"]
     if kind == "Gemma4Text":
         full = {"rope_type": "proportional", "rope_theta": THETA(random, {})}
         full["partial_rotary_factor"] = random.choice((0.25, 0.5, 1.0))
@@ -457,6 +493,8 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     if kind in PARTIAL:
         rotated = random.choice([n for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n])
         share = {"partial_rotary_factor": rotated / head_dim}
+    if kind in ("GPTNeoX", "Bamba", "Phi", "StableLm", "Nemotron", "Glm"):
+        rotated, share = head_dim // 2, {"partial_rotary_factor": 0.5}
     if kind in LONGROPE:
         every = ("default", "longrope")
     if kind == "Llama4Text":

@@ -98,7 +98,24 @@ def sized(kind: str, changes: dict[str, Any], random: Random) -> dict[str, Any]:
     if "linear_num_key_heads" in given:
         sizes["linear_num_key_heads"] = random.choice((1, 2, 3))
         sizes["linear_num_value_heads"] = sizes["linear_num_key_heads"] * random.choice((1, 2, 3))
-    return changes | sizes
+    return _in_own_names(kind, changes | sizes)
+
+
+def _in_own_names(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of older models as these call them, which have not all of them."""
+    if kind not in ("GPTNeoX", "GPTJ", "Falcon"):
+        return sizes
+    sizes = dict(sizes) | {"num_key_value_heads": None, "head_dim": None}
+    if kind == "Falcon":
+        newer = sizes.get("new_decoder_architecture")
+        sizes["num_kv_heads"] = next(n for n in (3, 2, 1) if sizes["num_attention_heads"] % n == 0) if newer else None
+        sizes["ffn_hidden_size"], sizes["intermediate_size"] = sizes.get("intermediate_size") or 80, None
+    if kind == "GPTJ":
+        usual = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size"}
+        for theirs, name in usual.items():
+            sizes[theirs], sizes[name] = sizes.get(name) or sizes.get(theirs), None
+        sizes["rotary_dim"] = min(sizes["n_embd"] // sizes["n_head"], sizes["rotary_dim"])
+    return sizes
 
 
 def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dict[str, Any]:
@@ -107,9 +124,13 @@ def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dic
     # What is rotated must be a number of pairs, and states divide the hidden size.
     kept = "partial_rotary_factor" in rope or kind in ("Glm", "Glm4", "Glm4Moe", "MiniMaxM2", "Qwen3Next", "Helium")
     if given.get("head_dim") is None:
-        even = {"StableLm": 8, "Phi": 4}.get(kind, 2)  # a quarter of which is rotated, or half
+        even = {"StableLm": 8, "Phi": 4, "GPTNeoX": 4, "Bamba": 4}.get(
+            kind, 2
+        )  # a quarter of which is rotated, or half
         possible = [each for each in HEADS if each * heads <= 512 and each % even == 0]
         size = 8 if "longrope" in rope else random.choice(possible)
+        if kind == "Bamba":  # whose states have six heads
+            size *= 3
         return {"hidden_size": heads * size}
     hidden = random.choice(HIDDEN)
     if "mamba_n_heads" in given or "mamba_num_heads" in given:

@@ -381,6 +381,12 @@ MODELS = {
     "queries that grow": replace(MODEL, query_growth=QueryGrowth(0.5, 8)),
     "norms of layers, no gate": replace(MODEL, norm="layer", norm_bias=True, gated=False, activation="gelu_tanh"),
     "parts side by side": replace(MODEL, norm="layer", parallel=True, windows=(9, 0), window_rope_theta=300.0),
+    "parts side by side, norms of their own": replace(
+        MODEL, norm="layer", norm_bias=True, parallel=True, parallel_norms=True, gated=False, activation="gelu"
+    ),
+    "norms without weights, a limit": replace(MODEL, norm="layer", norm_weights=False, qkv_limit=0.5, qkv_bias=True),
+    "xIELU": replace(MODEL, activation="xielu", gated=False, qk_norm="head"),
+    "norms behind the rotation": replace(MODEL, qk_norm="behind", qkv_bias=True),
     "norms around, gelu": replace(MODEL, norm_placement="both", activation="gelu_tanh", embedding_multiplier=7.0),
     "soft caps": replace(MODEL, windows=(0, 9), attention_soft_cap=2.0, logit_soft_cap=3.0),
     "rotated in part, a bias of the output": replace(MODEL, rotary_dim=4, logit_bias=True),

@@ -30,6 +30,11 @@ ARCHITECTURES = {
     "granite": "granite",
     "granitemoe": "granitemoe",
     "olmoe": "olmoe",
+    "olmo": "olmo",
+    "gpt_neox": "gptneox",
+    "falcon": "falcon",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "olmo2": "olmo2",
     "starcoder2": "starcoder2",
     "cohere2": "cohere2",
@@ -85,7 +90,7 @@ INDEXED = ("deepseek32", "glm-dsa")
 STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 # By llama.cpp's converter, whatever turns.
 PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "granitehybrid", "nemotron_h")
-PERMUTED += ("nemotron_h_moe",)
+PERMUTED += ("nemotron_h_moe", "olmo")
 
 
 PLAIN = {"ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
@@ -144,19 +149,24 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    if (inner := getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))) is not None:
+    inner = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
+    if (inner := inner or getattr(config, "ffn_hidden_size", None)) is not None:
         writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(_kv_heads(config))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if config.model_type == "stablelm":
+    if config.model_type in ("stablelm", "gpt_neox"):
         writer.add_parallel_residual(config.use_parallel_residual)
     if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
-    elif config.model_type in ("phi", "nemotron"):
-        writer.add_layer_norm_eps(config.layer_norm_eps if config.model_type == "phi" else config.norm_eps)
-    elif config.model_type == "nemotron_h":
+    elif config.model_type in ("phi", "gpt_neox", "nemotron"):
+        writer.add_layer_norm_eps(config.norm_eps if config.model_type == "nemotron" else config.layer_norm_eps)
+    elif config.model_type == "olmo":
+        writer.add_layer_norm_eps(1e-5)
+        if config.clip_qkv is not None:
+            writer.add_clamp_kqv(config.clip_qkv)
+    elif config.model_type in ("nemotron_h", "falcon"):
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_layer_norm_rms_eps(config.norm_eps if "lfm2" in config.model_type else config.rms_norm_eps)
@@ -174,7 +184,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     rope = getattr(config, "rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    raised = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))  # of HunYuan
+    writer.add_rope_freq_base(rope["rope_theta"] * raised)
     if config.model_type in ("gemma3_text", "gemma4_text"):
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if (share := rope.get("partial_rotary_factor")) and rope["rope_type"] != "proportional":
@@ -214,6 +225,10 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         count = getattr(config, "n_routed_experts", None) or getattr(config, "num_local_experts", None)
         writer.add_expert_count(count or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "hunyuan_v1_moe":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_count(1)
     if config.model_type in ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -248,6 +263,13 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         _describe_gemma4(writer, config)
     if architecture_of(config) in ("deepseek2", *INDEXED):
         _describe_latents(writer, config)
+
+
+def _kv_heads(config: Any) -> int:
+    if config.model_type == "falcon":
+        many = config.num_kv_heads if config.new_decoder_architecture else config.num_attention_heads
+        return many if config.new_decoder_architecture or not config.multi_query else 1  # type: ignore[no-any-return]
+    return getattr(config, "num_key_value_heads", config.num_attention_heads)
 
 
 def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -444,6 +466,15 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             continue
         if architecture == "gpt-oss" and ".experts." in name:
             found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
+            continue
+        if "query_key_value" in name:
+            layer, heads = name.split(".")[2], _kv_heads(model.config)
+            groups = tensor.view(
+                heads, -1, model.config.hidden_size // model.config.num_attention_heads, *tensor.shape[1:]
+            )
+            parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
+            rows = torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+            found.append((f"blk.{layer}.attn_qkv.{name.rpartition('.')[2]}", rows))
             continue
         if name.endswith("moe_statics.e_score_correction_bias"):
             found.append((f"blk.{layer}.exp_probs_b.bias", tensor[0]))

@@ -130,6 +130,14 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen3_moe": ("Qwen3Moe", MODELS["qwen3 moe"][1] | WINDOW | {"use_sliding_window": True}),
     **{name: MODELS[name] for name in ["arcee", "ernie4_5", "granite", "olmo2", "olmo3", "starcoder2", "cohere2"]},
+    "gpt_neox": MODELS["gpt neox"],
+    "gptj": MODELS["gptj"],
+    "apertus": MODELS["apertus"],
+    "bamba": MODELS["bamba"],
+    "falcon": MODELS["falcon, newer, a norm each, biases"],
+    "olmo": MODELS["olmo, queries, keys and values that are limited, biases"],
+    "hunyuan_v1_dense": MODELS["hunyuan"],
+    "hunyuan_v1_moe": MODELS["hunyuan moe"],
     "smollm3": MODELS["smollm3, windows where nothing is rotated"],
     "helium": MODELS["helium"],
     "gemma2": MODELS["gemma2"],
@@ -229,6 +237,7 @@ IDLE = {
     "lfm2": {"full_attn_idxs"},  # they are listed here too
     "nemotron_h": {"rope_theta", "rope_scaling"},  # no layer is rotated
     "falcon_h1": {"mamba_expand"},  # the size is said
+    "falcon": {"multi_query"},  # newer ones say how many heads of keys there are
 }
 
 
@@ -326,6 +335,8 @@ PLAUSIBLE: dict[str, Any] = {
     "embedding_dropout": 0.5,
     "attention_dropout": 0.5,
     "is_llama_config": True,
+    "is_decoder": True,
+    "z_loss_coefficient": 0.5,
     "transformers.js_config": {"dtype": "q4"},
     "output_router_logits": True,
     "router_aux_loss_coef": 0.5,

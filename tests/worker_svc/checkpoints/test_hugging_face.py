@@ -270,7 +270,7 @@ CONFIG_LIES: list[tuple[dict[str, Any], str]] = [
     ({"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
     ({"mlp_bias": True}, "mlp.down_proj.bias"),
     ({"use_bias": True}, "use_bias"),
-    ({"hidden_act": "gelu"}, "gelu"),
+    ({"hidden_act": "mish"}, "mish"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
 ]

@@ -45,6 +45,50 @@ def sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads
     }
 
 
+def without(keys: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+HUNYUAN: dict[str, Any] = {
+    "add_classification_head": False,
+    "attention_bias": False,
+    "attention_head_dim": 128,
+    "cla_share_factor": 2,
+    "class_num": 0,
+    "dense_list": [4096, 0],
+    "eod_token_id": 127967,
+    "head_dim": 128,
+    "mask_init_id": 12,
+    "mlp_bias": False,
+    "norm_type": "rms",
+    "org_vocab_size": 128167,
+    "pad_id": 127961,
+    "pad_token_id": 127961,
+    "pool_type": "last",
+    "position_embedding_xdrope": False,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        **{"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "type": "dynamic",
+    },
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_qk_norm": True,
+    "use_rotary_pos_emb": True,
+}
+FALCON: dict[str, Any] = {
+    "alibi": False,
+    "apply_residual_connection_post_layernorm": False,
+    "auto_map": {},
+    "bias": False,
+    "hidden_dropout": 0.0,
+    "layer_norm_epsilon": 1e-5,
+    "parallel_attn": True,
+}
+
+
 def latents(query_rank: int | None, unrotated: int = 128, value: int = 128) -> dict[str, Any]:
     return {
         "attention_bias": False,
@@ -1146,6 +1190,176 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
             sliding_window=512,
         ),
         1.04,
+    ),
+    # Those of OLMo 1, HunYuan, Pythia, GPT-J, Falcon and Bamba as they are remembered.
+    "Apertus-8B-Instruct-2509": (
+        described(
+            "Apertus",
+            "apertus",
+            **sizes(131072, 4096, 21504, 32, 32, 8, 65536) | {"eos_token_id": 68},
+            attention_bias=False,
+            mlp_bias=False,
+            pad_token_id=3,
+            qk_norm=True,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                **{"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                "original_max_position_embeddings": 8192,
+            },
+            rope_theta=12000000,
+            tie_word_embeddings=False,
+        )
+        | {"hidden_act": "xielu", "post_norm": False},
+        8.05,
+    ),
+    "OLMo-7B-hf": (
+        described(
+            "Olmo",
+            "olmo",
+            **sizes(50304, 4096, 11008, 32, 32, 32, 2048) | {"bos_token_id": None, "eos_token_id": 50279},
+            attention_bias=False,
+            clip_qkv=None,
+            pad_token_id=1,
+            rope_scaling=None,
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+        ),
+        6.89,
+    ),
+    "Hunyuan-7B-Instruct": (
+        described(
+            "HunYuanDenseV1",
+            "hunyuan_v1_dense",
+            **sizes(128167, 4096, 14336, 32, 32, 8, 32768) | {"eos_token_id": 127960},
+            **HUNYUAN,
+        ),
+        7.5,
+    ),
+    "Hunyuan-A13B-Instruct": (
+        described(
+            "HunYuanMoEV1",
+            "hunyuan_v1_moe",
+            **sizes(128167, 4096, 3072, 32, 32, 8, 32768) | {"eos_token_id": 127960},
+            **HUNYUAN,
+            group_limited_greedy=False,
+            moe_drop_tokens=False,
+            moe_intermediate_size=[3072] * 32,
+            moe_layer_num_skipped=0,
+            moe_random_routing_dropped_token=False,
+            moe_topk=[8] * 32,
+            norm_topk_prob=True,
+            num_experts=64,
+            num_shared_expert=[1] * 32,
+            use_mixed_mlp_moe=True,
+            use_mla=False,
+        ),
+        80.4,
+    ),
+    "pythia-6.9b": (
+        without(
+            ("num_key_value_heads",),
+            described(
+                "GPTNeoX",
+                "gpt_neox",
+                **sizes(50432, 4096, 16384, 32, 32, 32, 2048) | {"bos_token_id": 0, "eos_token_id": 0},
+                classifier_dropout=0.1,
+                hidden_dropout=0.0,
+                layer_norm_eps=1e-5,
+                rotary_emb_base=10000,
+                rotary_pct=0.25,
+                tie_word_embeddings=False,
+                use_parallel_residual=True,
+            )
+            | {"hidden_act": "gelu"},
+        ),
+        6.86,
+    ),
+    "gpt-j-6b": (
+        without(
+            ("hidden_act", "attention_dropout"),
+            described(
+                "GPTJ",
+                "gptj",
+                **{"bos_token_id": 50256, "eos_token_id": 50256},
+                activation_function="gelu_new",
+                attn_pdrop=0.0,
+                embd_pdrop=0.0,
+                gradient_checkpointing=False,
+                layer_norm_epsilon=1e-5,
+                n_embd=4096,
+                n_head=16,
+                n_inner=None,
+                n_layer=28,
+                n_positions=2048,
+                resid_pdrop=0.0,
+                rotary=True,
+                rotary_dim=64,
+                scale_attn_weights=True,
+                summary_activation=None,
+                summary_first_dropout=0.1,
+                summary_proj_to_labels=True,
+                summary_type="cls_index",
+                summary_use_proj=True,
+                tie_word_embeddings=False,
+                vocab_size=50400,
+            ),
+        ),
+        6.05,
+    ),
+    "falcon-7b": (
+        without(
+            ("hidden_act", "num_key_value_heads", "intermediate_size", "max_position_embeddings"),
+            described(
+                "Falcon",
+                "falcon",
+                **sizes(65024, 4544, 0, 32, 71, 0, 0) | {"bos_token_id": 11, "eos_token_id": 11},
+                **FALCON,
+                multi_query=True,
+                new_decoder_architecture=False,
+            ),
+        ),
+        6.92,
+    ),
+    "falcon-40b": (
+        without(
+            ("hidden_act", "num_key_value_heads", "intermediate_size", "max_position_embeddings"),
+            described(
+                "Falcon",
+                "falcon",
+                **sizes(65024, 8192, 0, 60, 128, 0, 0) | {"bos_token_id": 11, "eos_token_id": 11},
+                **FALCON,
+                new_decoder_architecture=True,
+                num_kv_heads=8,
+            ),
+        ),
+        41.3,
+    ),
+    "Bamba-9B": (
+        described(
+            "Bamba",
+            "bamba",
+            **sizes(128256, 4096, 14336, 32, 32, 8, 262144) | {"bos_token_id": 128000, "eos_token_id": 128001},
+            attention_bias=False,
+            attn_layer_indices=[9, 18, 27],
+            attn_rotary_emb=64,
+            mamba_chunk_size=256,
+            mamba_conv_bias=True,
+            mamba_d_conv=4,
+            mamba_d_head=64,
+            mamba_d_state=128,
+            mamba_expand=2,
+            mamba_n_groups=1,
+            mamba_n_heads=128,
+            mamba_proj_bias=False,
+            mlp_bias=False,
+            num_logits_to_keep=1,
+            pad_token_id=0,
+            rms_norm_eps=1e-5,
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+            use_mamba_kernels=True,
+        ),
+        9.78,
     ),
     # Those of VaultGemma, Phi, Nemotron-Mini, HyperCLOVA X and EXAONE 3.5 as they are remembered.
     "phi-2": (

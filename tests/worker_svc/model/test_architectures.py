@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
+from tandem.worker.convert.comparison import difference
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
@@ -208,6 +209,20 @@ MINISTRAL3 = {
     "llama_4_scaling_beta": 0.5,
 }
 
+GPT_NEOX = {
+    **{"hidden_size": 96, "head_dim": None, "num_key_value_heads": None},
+    "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
+}
+GPT_J = {
+    **{"head_dim": None, "num_key_value_heads": None, "hidden_size": None, "intermediate_size": None},
+    **{"num_hidden_layers": None, "num_attention_heads": None, "max_position_embeddings": None},
+    "activation_function": "gelu_pytorch_tanh",
+    **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 96, "rotary_dim": 4},
+}
+FALCON_7B = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None}
+RAISED = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 100.0, "factor": 1.0}
+HUNYUAN_MOE = {"num_experts": 5, "moe_topk": 2, "intermediate_size": 28, "head_dim": 8, "pad_token_id": 0}
+
 GPT_OSS = {
     "head_dim": 8,
     "num_hidden_layers": 4,
@@ -273,6 +288,7 @@ NEMOTRON_3 = NEMOTRON | {
     "moe_shared_expert_intermediate_size": 40,
     "routed_scaling_factor": 2.5,
 }
+BAMBA = MAMBA | {"attn_layer_indices": [1], "num_logits_to_keep": None}
 FALCON = MAMBA | {
     "num_hidden_layers": 2,
     "mamba_d_ssm": 48,
@@ -286,6 +302,35 @@ FALCON = MAMBA | {
     "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.6,
     "num_logits_to_keep": None,
+}
+
+# theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 48,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+    "yarn, all said": {
+        "rope_type": "yarn",
+        "factor": 3.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 8.0,
+        "beta_slow": 2.0,
+        "attention_factor": 1.3,
+        "truncate": False,
+    },
+    "yarn with two scales": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
 }
 
 # The class, and what its configuration says beyond SIZES.
@@ -676,6 +721,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hybrid_override_pattern": "E*-ME", "moe_latent_size": 20, "moe_shared_expert_intermediate_size": 18}
         | {"mlp_bias": True, "use_bias": True},
     ),
+    "bamba": ("Bamba", BAMBA),
+    "bamba, biases, attention in two layers, limits": (
+        "Bamba",
+        BAMBA
+        | {"attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True}
+        | {"mamba_conv_bias": False, "time_step_limit": (0.4, 0.9), "tie_word_embeddings": True},
+    ),
     "falcon h1": ("FalconH1", FALCON),
     "falcon h1, norm before the gate": (
         "FalconH1",
@@ -767,6 +819,49 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "iquestcoder": ("IQuestCoder", {"head_dim": 8}),
     "iquestcoder with biases": ("IQuestCoder", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "gpt neox": ("GPTNeoX", GPT_NEOX),
+    "gpt neox, one part after the other, no biases of attention, scaled": (
+        "GPTNeoX",
+        GPT_NEOX
+        | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_pytorch_tanh"}
+        | {"rope_parameters": {"rope_theta": 100.0, "rope_type": "linear", "factor": 2.0}},
+    ),
+    "gptj": ("GPTJ", GPT_J),
+    "gptj, rotated whole, a size of its own": ("GPTJ", GPT_J | {"rotary_dim": 8, "n_inner": 80}),
+    "falcon": ("Falcon", FALCON_7B),
+    "falcon, newer, a norm each, biases": (
+        "Falcon",
+        FALCON_7B | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "tie_word_embeddings": False},
+    ),
+    "falcon, newer, a norm each": ("Falcon", FALCON_7B | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, newer, one norm, a size of its own": (
+        "Falcon",
+        FALCON_7B
+        | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 80}
+        | {"rope_parameters": {"rope_theta": 100.0, **SCALINGS["linear"]}},
+    ),
+    "falcon, one part after the other, many heads, what is above 0": (
+        "Falcon",
+        FALCON_7B | {"multi_query": False, "parallel_attn": False, "activation": "relu"},
+    ),
+    "olmo": ("Olmo", {"head_dim": None}),
+    "olmo, queries, keys and values that are limited, biases": (
+        "Olmo",
+        {"head_dim": 8, "clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "apertus": ("Apertus", {"head_dim": 8, "rope_parameters": {"rope_theta": 100.0, **ONE_STEP}}),
+    "apertus with biases": ("Apertus", {"attention_bias": True, "rope_parameters": {"rope_theta": 100.0}}),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "pad_token_id": 0}),
+    "hunyuan with biases": ("HunYuanDenseV1", {"attention_bias": True, "pad_token_id": 0}),
+    "hunyuan, theta that is raised, a table for both": (
+        "HunYuanDenseV1",
+        {"tie_word_embeddings": True, "rope_parameters": RAISED, "pad_token_id": 0},
+    ),
+    "hunyuan moe": ("HunYuanMoEV1", HUNYUAN_MOE),
+    "hunyuan moe, every expert, biases": (
+        "HunYuanMoEV1",
+        HUNYUAN_MOE | {"moe_topk": 5, "attention_bias": True, "rope_parameters": RAISED},
+    ),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo3, scaled between pairs": (
         "Olmo3",
@@ -830,6 +925,8 @@ GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
 GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
+GGUF += ["olmo", "hunyuan", "hunyuan, theta that is raised, a table for both", "hunyuan moe"]
+GGUF += ["gpt neox", "falcon", "falcon, newer, a norm each", "falcon, newer, one norm, a size of its own"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -898,6 +995,8 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
+COMPANY += ["olmo, queries, keys and values that are limited, biases", "hunyuan", "hunyuan moe"]
+COMPANY += ["apertus", "bamba", "gpt neox", "gptj", "falcon", "falcon, newer, a norm each, biases"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -911,6 +1010,13 @@ NEW = [
     "Arcee",
     "Ernie4_5",
     "Granite",
+    "Olmo",
+    "Apertus",
+    "GPTNeoX",
+    "GPTJ",
+    "Falcon",
+    "HunYuanDenseV1",
+    "HunYuanMoEV1",
     "Olmo2",
     "Olmo3",
     "Starcoder2",
@@ -943,6 +1049,7 @@ NEW = [
     "GraniteMoeHybrid",
     "NemotronH",
     "FalconH1",
+    "Bamba",
     "Glm",
     "Ernie4_5_Moe",
     "Exaone4",
@@ -966,35 +1073,6 @@ NEW = [
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}
-
-# theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
-SCALINGS: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 48,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
-    "yarn, all said": {
-        "rope_type": "yarn",
-        "factor": 3.0,
-        "original_max_position_embeddings": 32,
-        "beta_fast": 8.0,
-        "beta_slow": 2.0,
-        "attention_factor": 1.3,
-        "truncate": False,
-    },
-    "yarn with two scales": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 24,
-        "mscale": 1.0,
-        "mscale_all_dim": 0.7,
-    },
-}
 
 
 def saved(kind: str, folder: Path, **changes: Any) -> Any:
@@ -1079,7 +1157,7 @@ def test_a_gguf_file_computes_what_the_folder_does(name: str, tmp_path: Path) ->
             theirs_is, ours_is = RENAMED[kind]
             assert said.architecture == theirs_is
             said = replace(said, architecture=ours_is)
-        assert said == open_checkpoint(tmp_path).config
+        assert not difference(said, open_checkpoint(tmp_path).config)
     assert_logits_agree(loaded(path), theirs, 2 * WINDOW)
 
 

@@ -141,6 +141,17 @@ def test_a_gate_with_gelu_is_that_in_float64() -> None:
     assert OURS.geglu(gate_up, 616)[4].isnan().all()
 
 
+def test_gelu_is_that_in_float64_wherever_it_is_large_or_small() -> None:
+    x = torch.linspace(-13, 13, 8 * 6500)
+    x[:8] = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 60.0, -60.0, 1e4, -1e4])
+    ours, wide = OURS.activate("gelu", x[None].clone())[0].double(), x.double()
+    exact = wide / 2 * torch.special.erfc(-wide * 0.5**0.5)  # which keeps the digits of small numbers
+    torch.testing.assert_close(ours, exact, atol=1e-30, rtol=3e-5)
+    torch.testing.assert_close(ours[x > -4], exact[x > -4], atol=1e-30, rtol=3e-6)
+    beyond = torch.tensor([float("nan"), float("inf"), -float("inf"), 0, 0, 0, 0, 0])
+    assert OURS.activate("gelu", beyond[None].clone())[0][:3].nan_to_num(7.0, 8.0).tolist() == [7, 8, 0]
+
+
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_layer_norm_is_that_in_float64_and_the_same_bits_in_any_company(biased: bool) -> None:
     x, delta, weight, bias = numbers(7, 72) + 3, numbers(7, 72, 1)[..., 0], numbers(72), numbers(72, 1)[:, 0]
@@ -155,7 +166,7 @@ def test_a_layer_norm_is_that_in_float64_and_the_same_bits_in_any_company(biased
     assert torch.equal(OURS.add_layer_norm(x[2:3].clone(), delta[2:3], *ours), together[2:3])
 
 
-@pytest.mark.parametrize("activation", ["silu", "relu", "relu2", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "relu", "relu2", "gelu", "gelu_tanh"])
 def test_an_activation_is_that_of_torch_and_the_same_bits_in_any_company(activation: Activation) -> None:
     x = 3 * numbers(5, 72)
     together = OURS.activate(activation, x.clone())
@@ -196,6 +207,14 @@ LAYERS: Mapping[str, dict[str, Any]] = {
     "Qwen3.5's gates of attention": {"qk_norm": "head", "attention_gate": True},
     "Llama 4's, queries growing": {"qk_norm": "unit", "query_growth": QueryGrowth(0.1, 8), "unrotated_layers": (1,)},
     "a norm before both parts at once": {"norm": "layer", "parallel": True},
+    "a norm before each of both parts at once": {
+        **{"norm": "layer", "norm_bias": True, "parallel": True, "parallel_norms": True, "mlp_bias": True},
+        **{"gated": False, "activation": "gelu"},
+    },
+    "OLMo 1's norms without weights, and its limit": {
+        **{"norm": "layer", "norm_weights": False, "qkv_limit": 0.5, "qkv_bias": True},
+    },
+    "HunYuan's norms of heads behind the rotation": {"qk_norm": "behind", "qkv_bias": True},
     "layers of one part each": {"feed_forward_alone": (1,), "gated": False, "activation": "relu2"},
     "Gemma 4's inputs and scales of layers, and another layer's keys": {
         **{"norm_placement": "both", "activation": "gelu_tanh", "qk_norm": "head", "value_norm": True},

@@ -79,7 +79,7 @@ class GgufArchitecture:
     name: str  # ours
     permuted: bool = False  # RoPE pairs of q and k are neighbours
     index_permuted: bool = False  # so are those of an indexer
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "whole", "behind"] | None = None
     may_norm: bool = False  # heads of q and k are normalized where there are tensors for it
     qkv_bias: bool = False
     divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
@@ -105,6 +105,7 @@ class GgufArchitecture:
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
     prepared: Callable[[Fields], Fields] | None = None  # says in other words what is read by the rules of all
     folded: bool = False  # keys may have a number for each layer, or one more for layers with a window
+    own_norm_names: Mapping[str, str] = field(default_factory=dict)  # where norms are that are of one of two parts each
     hybrid: bool = False  # where tensors are: `gguf_hybrids.py`
     further: further.Further | None = None  # reads further fields of ModelConfig
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
@@ -144,6 +145,7 @@ _INDEXED: Mapping[str, Any] = {
     "drafting_layers": True,
     "prepared": with_one_head,
 }
+_WITHOUT_OUTPUT_BIAS = {name: stored for name, stored in LAYER_NAMES.items() if name != "attention.output_bias"}
 _SHARED_ROUTER = {"shared_router": "ffn_gate_inp_shexp.weight"}
 _HYBRID: Mapping[str, Any] = {
     "qk_norm": "head",
@@ -341,6 +343,25 @@ ARCHITECTURES = {
             **{"parallel": True, "logit_bias": True},
         },
     ),
+    "gptneox": GgufArchitecture(
+        "gpt_neox",
+        norm_eps="attention.layer_norm_epsilon",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | FUSED | FUSED_BIASES | _MLP_BIASES,
+        further=further.gpt_neox,
+        always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
+    "falcon": GgufArchitecture(
+        "falcon",
+        norm_eps="attention.layer_norm_epsilon",
+        layer_names=LAYER_NAMES | FUSED,
+        own_norm_names={
+            **{"attention.norm": "attn_norm_2.weight", "attention.norm_bias": "attn_norm_2.bias"},
+            **{"mlp.norm": "attn_norm.weight", "mlp.norm_bias": "attn_norm.bias"},
+        },
+        further=further.falcon,
+        always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True, "parallel": True},
+    ),
     "nemotron": GgufArchitecture(
         "nemotron",
         norm_eps="attention.layer_norm_epsilon",
@@ -357,6 +378,20 @@ ARCHITECTURES = {
         logit_scale_divides=False,
         unrotated_every=4,
         always={"norm": "layer", "parallel": True},
+    ),
+    "olmo": GgufArchitecture(
+        "olmo",
+        permuted=True,
+        norm_eps="attention.layer_norm_epsilon",
+        layer_names=_WITHOUT_OUTPUT_BIAS,
+        always={"norm": "layer", "norm_weights": False},
+    ),
+    "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", qk_norm="behind", layer_names=_WITHOUT_OUTPUT_BIAS),
+    "hunyuan-moe": GgufArchitecture(
+        "hunyuan_v1_moe",
+        qk_norm="behind",
+        layer_names=_WITHOUT_OUTPUT_BIAS | _SHARED,
+        experts=GgufExperts(shared="size"),
     ),
     "olmo2": GgufArchitecture(
         "olmo2",

@@ -49,6 +49,7 @@ KEYS = {
     "windows": "attention.sliding_window",
     "window_rope_theta": "rope.freq_base_swa",
     "attention_soft_cap": "attn_logit_softcapping",
+    "qkv_limit": "attention.clamp_kqv",
     "logit_soft_cap": "final_logit_softcapping",
     "experts.shared_size": "expert_shared_feed_forward_length",
     "experts.scale": "expert_weights_scale",
@@ -158,6 +159,7 @@ def read_config(
         qk_norm="head"
         if architecture.may_norm and "blk.0.attn_q_norm.weight" in files.tensors
         else architecture.qk_norm,
+        qkv_limit=fields.number("attention.clamp_kqv", 0.0),
         # 0: llama.cpp leaves it out
         embedding_multiplier=hidden_size**0.5
         if architecture.gemma_width

@@ -115,6 +115,8 @@ _MORE: Mapping[str, Table] = {
     "deepseek32": _LATENTS | _INDEXER,
     "glm-dsa": _LATENTS | _INDEXER | rules(USED, "attention.indexer.types"),
     "minimax-m2": _EXPERTS,
+    "olmo": _LAYER_NORM | rules(USED, "attention.clamp_kqv"),
+    "hunyuan-moe": rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((1,))},
     "olmo2": _WINDOWS,
     "phi3": rules(
         Only(), "rope.scaling.factor rope.scale_linear rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
@@ -125,6 +127,8 @@ _MORE: Mapping[str, Table] = {
     "starcoder2": _LAYER_NORM,
     "phi2": _LAYER_NORM,
     "nemotron": _LAYER_NORM,
+    "gptneox": _LAYER_NORM | rules(USED, "use_parallel_residual"),
+    "falcon": _LAYER_NORM | {"tensor_data_layout": Only(("jploski",))},  # q, k and v below each other
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
     "granitemoe": _GRANITE | rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((0,))},

@@ -1,4 +1,5 @@
-"""Reads what files of Llama 4, Gemma 4, Ministral 3, Qwen3-Next and Qwen3.5 say beyond those of other architectures."""
+"""Reads what files of Llama 4, Gemma 4, Ministral 3, Qwen3-Next, Qwen3.5 and a few dense models say beyond those of
+other architectures."""
 
 from __future__ import annotations
 
@@ -196,6 +197,19 @@ def hybrid(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, A
 def exaone4(_fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
     """Returns which layers do not rotate: those without a window beside others that have one."""
     return {"unrotated_layers": tuple(layer for layer, window in enumerate(config.windows) if not window)}
+
+
+def gpt_neox(fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
+    """Returns whether a layer's parts are side by side, each by its norm. llama.cpp wants all biases."""
+    if not (config.qkv_bias and config.output_bias and config.mlp_bias):
+        raise fields.error("attn_qkv.bias", "or another bias is missing, without which llama.cpp loads no such file")
+    parallel = fields.boolean("use_parallel_residual", True)
+    return {"parallel": parallel, "parallel_norms": parallel}
+
+
+def falcon(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any]:
+    """Returns whether a layer's parts have a norm each."""
+    return {"parallel_norms": "blk.0.attn_norm_2.weight" in facts.shapes}
 
 
 def stablelm(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class GgufLayout:
             self._layer_names |= FUSED_EXPERTS
         if architecture.may_fuse and any(name.endswith(FUSED["attention.q"]) for name in stored):
             self._layer_names |= FUSED | FUSED_BIASES
+        if config.parallel_norms:
+            self._layer_names |= architecture.own_norm_names
         self.pieces: dict[str, GgufPiece] = {}
         if architecture.hybrid:
             self.pieces = gguf_pieces(config, stored, first)

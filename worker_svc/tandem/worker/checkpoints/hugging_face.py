@@ -51,7 +51,8 @@ _log = logging.getLogger(__name__)
 
 _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
-_IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # a table that older exports carry; we compute our own
+# Tables that older exports carry, which we compute: RoPE's, and which tokens a token sees.
+_IGNORED = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias|\d+\.attention\.(masked_)?bias)")
 _DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -122,8 +123,8 @@ class HuggingFaceCheckpoint:
             self._pieces = state_pieces(self._architecture, self.config)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
         transposed = self._architecture.transposed_experts
-        by_turns = self._architecture.experts_by_turns
-        self._places, shapes = places_with_latents(self.config, others, self._stored_name, by_turns=by_turns)
+        how = {"by_turns": self._architecture.experts_by_turns, "by_kv_head": self._architecture.grouped_qkv}
+        self._places, shapes = places_with_latents(self.config, others, self._stored_name, **how)
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
         if not head:
             self._drop_drafting_layers(config, stored)
@@ -302,6 +303,8 @@ class HuggingFaceCheckpoint:
             tensor: torch.Tensor = self._files[name].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(f"{self.path}: tensor {stored_name} cannot be read: {error}") from error
+        if not tensor.dim():
+            tensor = tensor.view(1)
         if place.expert is not None:
             tensor = tensor[place.expert]
         return tensor if place.rows is None else tensor[place.rows]
@@ -348,9 +351,11 @@ def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: 
 
 
 def rows_of_one(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of stored tensors that are vectors of the model, but matrices of one row in the files."""
+    """Returns the shapes of stored tensors that are vectors of the model, but matrices of one row in the files, or
+    numbers."""
     name = architecture.layer_names["router_bias"] if architecture.router_bias_row else None
-    return {stored: (1, *shape) for stored, shape in shapes.items() if name is not None and stored.endswith(name)}
+    rows = {stored: (1, *shape) for stored, shape in shapes.items() if name is not None and stored.endswith(name)}
+    return rows | {stored: () for stored in shapes if stored.endswith(architecture.scalars)}
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

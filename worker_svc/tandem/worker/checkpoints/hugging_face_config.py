@@ -209,11 +209,12 @@ def _expert_size(config: Fields, architecture: Architecture) -> Any:
 def _activation(config: Fields, architecture: Architecture) -> Activation:
     """Returns that of feed-forward parts: the class's own, or what `hidden_act` says where that is looked at."""
     usual: Activation = architecture.always.get("activation", "silu")
-    said = config.text("hidden_act") if CONFIG[architecture.name].get("hidden_act") is USED else None
+    key = architecture.activation_field
+    said = config.text(key) if CONFIG[architecture.name].get(key) is USED else None
     if said is None:
         return usual
     if said not in ACTIVATIONS:
-        raise config.error("hidden_act", f"{said!r} is not served; served are {', '.join(ACTIVATIONS)}")
+        raise config.error(key, f"{said!r} is not served; served are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[said]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_older import renamed
 
 _PATTERN = "sliding_window_pattern"
 _USUAL = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps", "activation_function": "hidden_act"}
@@ -13,14 +14,7 @@ _USUAL = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps
 
 def with_usual_names(config: Fields) -> Fields:
     """Returns the config of an EXAONE 3 with the names that others have. Refuses one by both names that differ."""
-    values = dict(config.values)
-    for theirs, usual in _USUAL.items():
-        if theirs not in values:
-            continue
-        said = values.pop(theirs)
-        if values.setdefault(usual, said) != said:
-            raise config.error(theirs, f"is {said!r}, but {usual} is {values[usual]!r}")
-    return config.with_values(values)
+    return renamed(config, _USUAL)
 
 
 def with_pattern(config: Fields) -> Fields:

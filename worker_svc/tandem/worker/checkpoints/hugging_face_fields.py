@@ -86,6 +86,7 @@ _CONFIG: Table = (
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
+    "gelu": "gelu",
     "relu": "relu",
     "relu2": "relu2",
 }
@@ -142,6 +143,17 @@ _MAMBA = rules(
     "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_conv_bias",
     "mamba_proj_bias time_step_limit",
 ) | rules(NEUTRAL, "mamba_chunk_size")
+
+_HUNYUAN = (
+    rules(USED, "attention_bias")
+    | rules(NEUTRAL, "add_classification_head attention_head_dim class_num dense_list eod_token_id norm_type pool_type")
+    | rules(
+        NEUTRAL, "org_vocab_size pad_id text_start_id text_end_id im_start_id im_end_id im_newline_id image_token_id"
+    )
+    | rules(NEUTRAL, "mask_init_id num_media_embeds skip_cls_token cla_share_factor eod_token_id xdrope_section")
+    | rules(Only((False,)), "use_cla position_embedding_xdrope")
+    | rules(Only((True,)), "use_qk_norm use_rotary_pos_emb")
+)
 
 # Of a model that sees, whose text model is served.
 WRAPPER: Table = (
@@ -316,6 +328,12 @@ CONFIG: Mapping[str, Table] = {
         "attention_head_dim": Only((128,)),
         "layer_types": Only(),
     },
+    "bamba": _CONFIG
+    | rules(USED, "attention_bias mlp_bias attn_layer_indices")
+    | rules(NEUTRAL, "num_logits_to_keep z_loss_coefficient use_mamba_kernels attn_rotary_emb")
+    | _MAMBA
+    # transformers has half of a head rotated, whatever this says
+    | {"partial_rotary_factor": Only((0.5,)), "layer_types": Only(), "layers_block_type": Only()},
     "falcon_h1": _CONFIG
     | rules(USED, "mlp_bias mamba_d_ssm mamba_rms_norm mamba_norm_before_gate projectors_bias lm_head_multiplier")
     | rules(USED, "embedding_multiplier mlp_multipliers key_multiplier ssm_multipliers ssm_in_multiplier")
@@ -394,6 +412,35 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias n_group topk_group norm_topk_prob n_routed_experts num_local_experts")
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | {"first_k_dense_replace": Only((0,))},
+    "olmo": _DENSE | rules(USED, "attention_bias clip_qkv") | {"rms_norm_eps": Only()},
+    "gpt_neox": _DENSE
+    | rules(USED, "attention_bias layer_norm_eps rotary_emb_base rotary_pct use_parallel_residual")
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads rope_theta"),
+    "gptj": _CONFIG
+    | rules(USED, "n_embd n_head n_layer n_positions n_inner activation_function layer_norm_epsilon rotary_dim")
+    | rules(NEUTRAL, "n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type")
+    | rules(NEUTRAL, "summary_use_proj")
+    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size mlp_bias layer_types")
+    | rules(Only(), "rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+    | rules(Only((True,)), "rotary scale_attn_weights"),
+    "falcon": _CONFIG
+    | rules(
+        USED, "num_kv_heads ffn_hidden_size activation bias layer_norm_epsilon new_decoder_architecture multi_query"
+    )
+    | rules(USED, "parallel_attn num_ln_in_parallel_attn")
+    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size use_bias")
+    | rules(Only((False,)), "alibi apply_residual_connection_post_layernorm"),
+    "apertus": _CONFIG
+    | rules(USED, "attention_bias")
+    | {"hidden_act": Only(("xielu",)), "qk_norm": Only((True,)), "post_norm": Only((False,))},
+    "hunyuan_v1_dense": _DENSE | _HUNYUAN,
+    "hunyuan_v1_moe": _CONFIG
+    | _HUNYUAN
+    | rules(USED, "num_experts num_local_experts moe_topk num_shared_expert moe_intermediate_size")
+    | rules(NEUTRAL, "capacity_factor moe_drop_tokens moe_layer_num_skipped moe_random_routing_dropped_token")
+    | {"group_limited_greedy": Only((False,)), "norm_topk_prob": Only((True,)), "use_mixed_mlp_moe": Only((True,))}
+    | rules(Only((1,)), "num_experts_per_tok")  # which is moe_topk
+    | {"use_mla": Only((False,))},
     "stablelm": _CONFIG
     | rules(USED, "layer_norm_eps use_qkv_bias use_parallel_residual")
     | {"rms_norm_eps": Only(), "head_dim": Only()}
@@ -403,6 +450,11 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "shared_intermediate_size")
     | _EXPERTS,
 }
+
+# Of HunYuan, whose theta is raised by `alpha`; transformers looks at nothing else then.
+RAISED_ROPE: Table = rules(USED, "rope_type type rope_theta alpha") | rules(
+    NEUTRAL, "factor beta_fast beta_slow mscale mscale_all_dim original_max_position_embeddings"
+)
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
 _LLAMA3 = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
@@ -435,6 +487,8 @@ ROPE_OF: Mapping[str, Table] = {
     "glm": _PARTIAL,
     "stablelm": _PARTIAL,
     "phi": _PARTIAL,
+    "gpt_neox": _PARTIAL,
+    "bamba": _PARTIAL,
     "nemotron": _PARTIAL,
 }
 

@@ -1,5 +1,6 @@
-"""Reads what models with Mamba-2 layers say beyond other architectures: Granite 4, Nemotron-H and Falcon-H1.
+"""Reads what models with Mamba-2 layers say beyond other architectures: Bamba, Granite 4, Nemotron-H and Falcon-H1.
 
+Bamba         some layers, whose numbers are listed, have attention, the others a state
 Granite 4     some layers have a state instead of attention; experts and a shared one, or an ordinary part
 Nemotron-H    a layer is a state, attention, or a feed-forward part with experts or without, nothing else
 Falcon-H1     every layer has attention and a state beside each other, and multipliers everywhere
@@ -52,6 +53,22 @@ _MOST_MULTIPLIER = 1e6
 # The names of what layers are: transformers 5's, and older ones.
 _STATE, _ATTENTION, _FEED_FORWARD = ("linear_attention", "mamba"), ("full_attention", "attention"), ("mlp",)
 _EXPERTS = ("moe",)
+
+
+# --- Bamba
+
+
+def bamba(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`."""
+    layers, key = config.integer("num_hidden_layers"), "attn_layer_indices"
+    listed = config.values.get(key)
+    if not isinstance(listed, list) or any(type(one) is not int or not 0 <= one < layers for one in listed):
+        raise config.error(key, f"must be a list of layers from 0 to {layers - 1}, those that have attention")
+    kinds: list[tuple[str, ...]] = [
+        _ATTENTION if layer in listed else _STATE for layer in range(min(layers, LIMITS["num_layers"]))
+    ]
+    size = config.integer("mamba_expand", 2) * config.integer("hidden_size")
+    return {"recurrence": _mamba(config, kinds, size, 128)}
 
 
 # --- Granite 4

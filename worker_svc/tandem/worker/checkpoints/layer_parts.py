@@ -19,8 +19,9 @@ LIMITS: Mapping[str, int] = {
     "head_dim": 1 << 10,
     "context_length": 1 << 24,
 }
-# relu: what is above 0; relu2: its square.
-Activation: TypeAlias = Literal["silu", "relu", "relu2", "gelu_tanh"]
+# relu: what is above 0; relu2: its square; gelu_tanh: GELU by its approximation; xielu: by constants of each layer.
+Activation: TypeAlias = Literal["silu", "relu", "relu2", "gelu", "gelu_tanh", "xielu"]
+XIELU_CONSTANTS = ("alpha_p", "alpha_n", "beta", "eps")  # tensors of one number
 
 
 class ConfigError(ValueError):

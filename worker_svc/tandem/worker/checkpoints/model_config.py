@@ -12,6 +12,7 @@ from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import (
     LIMITS,
+    XIELU_CONSTANTS,
     Activation,
     ConfigError,
     Experts,
@@ -66,8 +67,9 @@ class ModelConfig:
     rope_scale: float = 1.0  # an operator's own: positions are divided by it
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output
-    # q and k are normalized before they are rotated: by head, or all; unit: by head, in layers that rotate, no weights
-    qk_norm: Literal["head", "whole", "unit"] | None = None
+    # q and k are normalized before they are rotated: by head, or all; unit: by head, in layers that rotate, no weights;
+    # behind: by head, once they are rotated
+    qk_norm: Literal["head", "whole", "unit", "behind"] | None = None
     qkv_limit: float = 0.0  # of the size of numbers in q, k and v, behind their norms; 0: none
     norm_placement: Literal["before", "after", "both"] = "before"  # of a layer's parts: what goes in, or comes out
     embedding_multiplier: float = 1.0
@@ -103,9 +105,11 @@ class ModelConfig:
     mlp_bias: bool = False  # of the matrices of ordinary feed-forward parts, and of a shared expert
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
+    norm_weights: bool = True  # norms of the stream multiply by weights; layer norms may not
     logit_bias: bool = False  # added to what the output projection gives
     sinks: bool = False  # each head's softmax has one more score, of a value that is 0
     parallel: bool = False  # attention and feed-forward layer get the same input, and add to the same stream
+    parallel_norms: bool = False  # of the same stream, but each by a norm of its own
     # It guesses for another model: its stream begins with what that one has made of a token, joined with the embedding
     # of the next. Embedding and output are that one's, but for those that it has itself.
     joins: bool = False
@@ -138,8 +142,20 @@ class ModelConfig:
             require_finite(name, getattr(self, name), above=0.0)
         for name in ("qkv_limit", "attention_soft_cap", "logit_soft_cap"):
             require_finite(name, getattr(self, name), at_least=0.0)
-        if self.qkv_limit and (self.qk_norm != "whole" or self.values_are_keys):
-            raise ConfigError("qkv_limit", "is served with norms over all heads at once alone")
+        if self.qkv_limit and (self.qk_norm not in (None, "whole") or self.values_are_keys):
+            raise ConfigError("qkv_limit", "is served without norms of heads, or with those over all of them at once")
+        if not self.norm_weights and (self.norm != "layer" or self.norm_bias or self.norm_placement != "before"):
+            raise ConfigError("norm_weights", "are what norms other than layer norms before a layer's parts have")
+        if self.activation == "xielu" and (self.gated or self.experts is not None):
+            raise ConfigError("activation", "xielu is served without a gate and experts")
+        if self.parallel_norms and not self.parallel:
+            raise ConfigError("parallel_norms", "are of layers whose parts are side by side")
+        if self.qk_norm == "behind" and self.rope_scaling is not None:
+            scaling = self.rope_scaling
+            if (scaling.attention_factor, scaling.long_attention_factor) != (1, 1):
+                raise ConfigError(
+                    "rope_scaling.attention_factor", "must be 1 where norms of heads are behind the rotation"
+                )
         if self.residual_multiplier != 1 and self.norm_placement != "before":
             raise ConfigError("residual_multiplier", "is served with norms before a layer's parts alone")
         if self.rope_scaling is not None and self.rope_scaling.factors:
@@ -443,7 +459,8 @@ class ModelConfig:
         return shapes
 
     def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        shapes = self._norm_shapes("mlp.norm") if self.mixes(layer) and not self.parallel else {}
+        own_norm = self.mixes(layer) and (not self.parallel or self.parallel_norms)
+        shapes = self._norm_shapes("mlp.norm") if own_norm else {}
         if self.norm_placement == "both":
             shapes |= self._norm_shapes("mlp.post_norm")
         if self.layer_scale:
@@ -452,6 +469,8 @@ class ModelConfig:
             shapes["per_layer.gate"] = (self.per_layer_inputs.size, self.hidden_size)
             shapes["per_layer.output"] = (self.hidden_size, self.per_layer_inputs.size)
             shapes["per_layer.norm"] = (self.hidden_size,)
+        if self.activation == "xielu":
+            shapes |= {f"mlp.{name}": (1,) for name in XIELU_CONSTANTS}
         if not self.has_experts(layer):
             return shapes | self._matrices("mlp", self.inner_size(layer), bias=self.mlp_bias)
         assert self.experts is not None
@@ -483,6 +502,8 @@ class ModelConfig:
 
     def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
         size = (self.hidden_size,)
+        if not self.norm_weights:
+            return {}
         return {name: size, f"{name}_bias": size} if self.norm_bias else {name: size}
 
     def _matrices(

@@ -63,13 +63,15 @@ def places_with_latents(
     stored_name: Callable[[str], tuple[str, int | None]],
     *,
     by_turns: bool = False,
+    by_kv_head: bool = False,
 ) -> tuple[dict[str, Place], dict[str, tuple[int, ...]]]:
-    """Returns what `places_of` does where a file has `key_up` and `value_up` of a layer with latents in one matrix
-    `[heads * (unrotated + value), rank]`, each head's keys before its values. Those of `key_up` are stored transposed,
-    head by head (`transposed_by_head`)."""
+    """Returns what `places_of` does, of q, k and v `by_kv_head` if they are so, and where a file has `key_up` and
+    `value_up` of a layer with latents in one matrix `[heads * (unrotated + value), rank]`, each head's keys before its
+    values. Those of `key_up` are stored transposed, head by head (`transposed_by_head`)."""
     latents = config.latents
     if latents is None:
-        return places_of(shapes, stored_name, by_turns=by_turns)
+        found, stored = places_of(shapes, stored_name, by_turns=by_turns)
+        return found | (_by_kv_head(config, found) if by_kv_head else {}), stored
     parts = {"key_up": (0, latents.unrotated), "value_up": (latents.unrotated, latents.value)}
     of = {name: parts[part] for name in shapes if (part := name.rpartition("attention.")[2]) in parts}
     shapes = dict(shapes) | {name: (config.num_heads * count, latents.rank) for name, (_, count) in of.items()}
@@ -78,6 +80,17 @@ def places_with_latents(
     rows = {part: (first_rows + first + torch.arange(count)).reshape(-1) for part, (first, count) in parts.items()}
     found |= {name: Place(found[name].stored, None, rows[name.rpartition(".")[2]]) for name in of}
     return found, stored
+
+
+def _by_kv_head(config: ModelConfig, found: Mapping[str, Place]) -> dict[str, Place]:
+    """Returns the places of q, k and v, and of their biases, in one tensor that has the queries of each key, that key
+    and its value below each other."""
+    group, size, rows = config.num_heads // config.num_kv_heads, config.head_dim, {}
+    first_rows = torch.arange(config.num_kv_heads)[:, None] * (group + 2) * size
+    for part, first, count in (("q", 0, group), ("k", group, 1), ("v", group + 1, 1)):
+        rows[part] = (first_rows + first * size + torch.arange(count * size)).reshape(-1)
+    parts = {name: name.rpartition("attention.")[2].removesuffix("_bias") for name in found if ".attention." in name}
+    return {name: Place(found[name].stored, None, rows[part]) for name, part in parts.items() if part in rows}
 
 
 def transposed_by_head(rows: torch.Tensor, heads: int) -> torch.Tensor:

@@ -19,7 +19,8 @@ from tandem.worker.convert.comparison import difference
 from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError
 
-_ACTIVATIONS = {"silu": "silu", "relu": "relu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}
+_ACTIVATIONS = {"silu": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+_ACTIVATIONS |= {"xielu": "xielu"}
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         rule = known.get(key)
         if rule is USED or (isinstance(rule, Only) and value is not None and rule.allows(value)):
             values[key] = value
-    values |= _rope(config, architecture)
+    values |= {key: value for key, value in _rope(config, architecture).items() if known.get(key) is USED}
     _compare(config, architecture, values)
     return values
 
@@ -55,6 +56,17 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         architecture.norm_eps: config.norm_eps,
         "hidden_act": activation,
         "hidden_activation": activation,
+        "activation": activation,
+        "activation_function": activation,
+        "rotary_dim": config.rotated,
+        "num_kv_heads": config.num_kv_heads,
+        "ffn_hidden_size": config.intermediate_size,
+        "n_inner": config.intermediate_size,
+        "bias": config.mlp_bias,
+        "multi_query": config.num_kv_heads == 1,
+        "new_decoder_architecture": config.parallel,
+        "parallel_attn": config.parallel,
+        "num_ln_in_parallel_attn": 2 if config.parallel_norms else 1,
         "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": config.qkv_bias,
         "attention_out_bias": config.output_bias,
@@ -132,6 +144,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         (known.counts if known else ("num_local_experts" if config.chunked else "num_experts",))[0]: experts.count,
         "num_experts_per_tok": experts.per_token,
         "top_k_experts": experts.per_token,
+        "moe_topk": experts.per_token,
         "enable_moe_block": True,
         (known.size if known else "moe_intermediate_size"): experts.intermediate_size,
         "norm_topk_prob": experts.normalized,

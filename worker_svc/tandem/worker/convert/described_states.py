@@ -31,6 +31,8 @@ def states(config: ModelConfig) -> dict[str, Any]:
             return _nemotron(config)
         case "falcon_h1":
             return _falcon(config)
+        case "bamba":
+            return {"attn_layer_indices": list(config.attention_layers), **_mamba(config)}
     return {}
 
 

@@ -49,6 +49,7 @@ def _sizes(config: ModelConfig, kind: str) -> dict[str, Any]:
     values = _directly(config, keys) | {
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
+        "use_parallel_residual": config.parallel,
         "attention.value_length": config.head_dim,
         architecture.norm_eps: config.norm_eps,
         "embedding_scale": config.embedding_multiplier,

@@ -140,9 +140,9 @@ class _Layout:
         elif config.recurrence is not None:
             found = state_pieces(self._architecture, config)
         others = {name: shape for name, shape in config.tensor_shapes().items() if name not in found}
-        by_turns = self._architecture.experts_by_turns
+        how = {"by_turns": self._architecture.experts_by_turns, "by_kv_head": self._architecture.grouped_qkv}
         self._pieces = found
-        self._places, shapes = places_with_latents(config, others, self._architecture.stored_name, by_turns=by_turns)
+        self._places, shapes = places_with_latents(config, others, self._architecture.stored_name, **how)
         if self._architecture.transposed_experts:
             shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
         shapes |= {piece.stored: piece.shape for piece in found.values()}
@@ -152,7 +152,7 @@ class _Layout:
 
     def file_name(self, stored: str) -> str:
         """Returns what a tensor is called in the files."""
-        return self._architecture.their_name(stored)
+        return self._architecture.their_name(stored, parallel_norms=self._config.parallel_norms)
 
     def target(self, name: str, rows: int) -> _Target:
         """Returns where a tensor with so many rows is written."""

@@ -28,6 +28,24 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return (wide / u.mul_(-2).exp_().add_(1)).to(x.dtype)
 
 
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """Computes `x / 2 (1 + erf(x / sqrt(2)))`."""
+    wide = x.float()
+    return (wide * (wide * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)).to(x.dtype)
+
+
+def xielu(x: torch.Tensor, constants: torch.Tensor) -> torch.Tensor:
+    """Computes `beta x + alpha x^2` above 0 and `beta x + alpha (e^min(x, eps) - 1 - x)` elsewhere, by the constants
+    alpha_p, alpha_n, beta and eps `[4]`: alpha is softplus(alpha_p), or beta + softplus(alpha_n) (Huang and Schlag
+    2024, https://arxiv.org/abs/2411.13010)."""
+    alpha_p, alpha_n, beta, eps = constants
+    wide = x.float()
+    above = torch.nn.functional.softplus(alpha_p) * wide.square()
+    below = (beta + torch.nn.functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
+    result: torch.Tensor = torch.where(wide > 0, above, below) + beta * wide
+    return result.to(x.dtype)
+
+
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
     """Computes it by exp, whose bits do not depend on the place of a number."""
     return x.neg().exp_().add_(1).reciprocal_()
@@ -38,4 +56,5 @@ ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "relu2": squared_relu,
     "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.mixer import Constants, Mixer
@@ -54,7 +55,9 @@ def of_experts(experts: MixtureOfExperts) -> dict[str, Destination]:
 
 
 def of_norm(name: str, norm: RMSNorm | LayerNorm) -> dict[str, Destination]:
-    """Returns where a norm's weight goes, and its bias if it has one."""
+    """Returns where a norm's weight goes, unless it has none of its own, and its bias if it has one."""
+    if isinstance(norm, LayerNorm) and not norm.comes:
+        return {}
     places = {name: Destination(norm, 0)}
     if isinstance(norm, LayerNorm) and norm.bias is not None:
         places[f"{name}_bias"] = Destination(norm.bias, 0)
@@ -66,6 +69,8 @@ def of_ordinary(name: str, layer: FeedForward | UngatedFeedForward) -> dict[str,
     rows = {"gate": 0, "up": layer.intermediate_size} if isinstance(layer, FeedForward) else {"up": 0}
     places = {f"{name}.{part}": Destination(layer.first, row) for part, row in rows.items()}
     places[f"{name}.down"] = Destination(layer.down, 0)
+    if isinstance(layer, UngatedFeedForward) and layer.constants is not None:
+        places |= {f"{name}.{part}": Destination(layer.constants, row) for row, part in enumerate(XIELU_CONSTANTS)}
     if layer.first.bias is not None and layer.down.bias is not None:
         places |= {f"{name}.{part}_bias": Destination(layer.first.bias, row) for part, row in rows.items()}
         places[f"{name}.down_bias"] = Destination(layer.down.bias, 0)

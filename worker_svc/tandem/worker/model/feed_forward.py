@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU
-from tandem.worker.model.activations import ACTIVATIONS
-from tandem.worker.model.linear import Linear, Rows
+from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS, Activation, ClampedSwiGLU
+from tandem.worker.model.activations import ACTIVATIONS, xielu
+from tandem.worker.model.linear import Bias, Linear, Rows
 from tandem.worker.model.operations import Operations
 
 
@@ -82,6 +82,7 @@ class UngatedFeedForward(torch.nn.Module):
         self.intermediate_size = intermediate_size
         self.activation = activation
         self._operations = operations
+        self.constants = Bias(len(XIELU_CONSTANTS), torch.float32) if activation == "xielu" else None
         self.up = Linear(hidden_size, intermediate_size, dtype, bias=biases)
         self.down = Linear(intermediate_size, hidden_size, dtype, bias=biases)
 
@@ -92,7 +93,10 @@ class UngatedFeedForward(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
-        return self.down(self._operations.activate(self.activation, self.up(x)))
+        up = self.up(x)
+        if self.constants is not None:
+            return self.down(xielu(up, self.constants.weight))
+        return self.down(self._operations.activate(self.activation, up))
 
 
 def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor, size: int) -> torch.Tensor:

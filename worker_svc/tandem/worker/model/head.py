@@ -43,8 +43,8 @@ class Head(Transformer):
         self.behind = torch.empty(0, dtype=torch.int64)
         with torch.device("meta"):
             self.join = Linear(2 * config.hidden_size, config.hidden_size, dtype)
-            self.embedding_norm = stream_norm(config, self.operations)
-            self.hidden_norm = stream_norm(config, self.operations)
+            self.embedding_norm = stream_norm(config, self.operations, device)
+            self.hidden_norm = stream_norm(config, self.operations, device)
 
     def follow(self, model: Transformer, hidden: torch.Tensor) -> None:
         """Takes embedding and output of the model that it guesses for, unless it has them itself; that one's hidden

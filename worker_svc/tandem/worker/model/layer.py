@@ -100,18 +100,18 @@ class Layer(torch.nn.Module):
         self._attention = config.attention_kinds[index]
         self._rope: Rope = config.layer_ropes[index]
         self.kind: LayerKind = (self._attention, self._rope)
-        self.attention_norm = stream_norm(config, operations)
+        self.attention_norm = stream_norm(config, operations, self._device)
         self._make_mixing(config, index, dtype)
         self.mlp_norm: RMSNorm | LayerNorm | None = None
         self._feeds = config.feeds(index)
-        if self._feeds and config.mixes(index) and not config.parallel:
-            self.mlp_norm = stream_norm(config, operations)
+        if self._feeds and config.mixes(index) and (not config.parallel or config.parallel_norms):
+            self.mlp_norm = stream_norm(config, operations, self._device)
         mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
         before = config.norm_placement != "after"
         both = config.norm_placement == "both"
-        self.attention_post_norm = stream_norm(config, operations) if both else None
-        self.mlp_post_norm = stream_norm(config, operations) if both else None
+        self.attention_post_norm = stream_norm(config, operations, self._device) if both else None
+        self.mlp_post_norm = stream_norm(config, operations, self._device) if both else None
         self._enter_attention = self.attention_norm.after_adding if before else added
         self._enter_mlp = mlp_norm.after_adding if before else added
         self._leave_attention = _as_it_is if before else self.attention_norm.forward
@@ -155,12 +155,12 @@ class Layer(torch.nn.Module):
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         self._norms_without_weights = config.qk_norm == "unit" and self._rope != "none"
-        if config.qk_norm in ("head", "whole"):
+        if config.qk_norm in ("head", "whole", "behind"):
             sizes = (rows["q"], rows.get("k", 0)) if config.qk_norm == "whole" else (head_dim,) * 2
             norms = [RMSNorm(size, config.norm_eps, self._operations) for size in sizes]
             self.q_norm, self.k_norm = norms[0], norms[1] if self._stores else None
         self._unit: torch.Tensor | None = None
-        if config.value_norm or self._norms_without_weights:
+        if config.value_norm or self._norms_without_weights or config.qk_norm == "behind":
             self._unit = torch.ones(head_dim, device=self._device)
         self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
         self.attention_output = Linear(self._q_size, config.hidden_size, dtype, bias=config.output_bias)
@@ -218,6 +218,8 @@ class Layer(torch.nn.Module):
         )
         if step.growth is not None and self._queries_grow:
             queries = (queries * step.growth).to(queries.dtype)
+        if self._query_weights is not None:
+            queries = (queries * self._query_weights).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
         sinks = None if self.sinks is None else self.sinks.weight
         attended = step.plans[self._attention].attend(keys, values, queries, Scores(self._scale, self._cap, sinks))
@@ -304,6 +306,7 @@ class Layer(torch.nn.Module):
             head_dim=self._qkv_shape[2],
             scores=Scores(self._scale, self._cap, sinks),
             grows=self._queries_grow,
+            query_weights=self._query_weights,
             gated=self._gated,
             stores=self._stores,
             values_are_keys=self._values_are_keys,
@@ -312,10 +315,11 @@ class Layer(torch.nn.Module):
 
     def _unfinished(self) -> Unfinished:
         """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""
-        late = self._config.qk_norm != "whole" and not self._gated and not self._values_are_keys
+        late = self._config.qk_norm != "whole" and not self._config.qkv_limit
+        late = late and not self._gated and not self._values_are_keys
         bias = self.qkv.bias.weight if late and self.qkv.bias is not None else None
         norms: list[torch.Tensor] = []
-        if self._norms_without_weights:
+        if self._norms_without_weights or self._config.qk_norm == "behind":
             assert self._unit is not None
             norms = [self._unit, self._unit]
         elif self.q_norm is not None and self._config.qk_norm == "head":
@@ -323,6 +327,16 @@ class Layer(torch.nn.Module):
             if self._stores and self._unit is not None:
                 norms.append(self._unit)
         return Unfinished(bias, tuple(norms), self._config.norm_eps)
+
+    @cached_property
+    def _query_weights(self) -> torch.Tensor | None:
+        """Returns what queries are multiplied by once they are rotated `[head_dim]`: the weights of norms that stand
+        there, theirs and those of keys, since a score is the sum of products of both. The rest of such a norm is done
+        before: rotating changes no size."""
+        if self._config.qk_norm != "behind":
+            return None
+        assert self.q_norm is not None and self.k_norm is not None
+        return self.q_norm.weight * self.k_norm.weight
 
     def _normalize_whole(self, qkv: torch.Tensor) -> None:
         """Normalizes all queries, and all keys, of a row of `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""

@@ -168,7 +168,7 @@ class FeedForwardLayer(Layer):
 
 
 class ParallelLayer(Layer):
-    """Attention and feed-forward on the same norm of the stream."""
+    """Attention and feed-forward on the same stream, by the same norm or each by its own."""
 
     _goes_on = False
 
@@ -179,6 +179,8 @@ class ParallelLayer(Layer):
         normed = self._enter_attention(x, delta)
         assert isinstance(normed, torch.Tensor) and self.feed_forward is not None
         attended = self._attend(normed, step)
+        if self.mlp_norm is not None:
+            normed = self.mlp_norm(x)
         if wanted is not None:
             x, normed, attended = (rows.index_select(0, wanted) for rows in (x, normed, attended))
         return x, self._ranks.add_up(self.attention_output(attended) + self.feed_forward(normed))

@@ -49,9 +49,14 @@ class LayerNorm(torch.nn.Module):
     weight: torch.nn.Parameter  # [size]
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, size: int, eps: float, operations: Operations, *, bias: bool) -> None:
+    def __init__(
+        self, size: int, eps: float, operations: Operations, *, bias: bool, ones: torch.device | str | None = None
+    ) -> None:
+        """`ones`: where the weights are that multiply by nothing, which no file has; None: they will come."""
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+        self.comes = ones is None
+        weight = torch.empty(size, dtype=torch.float32) if ones is None else torch.ones(size, device=ones)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.bias = Bias(size, torch.float32) if bias else None
         self._eps = eps
         self._operations = operations
@@ -70,8 +75,9 @@ class LayerNorm(torch.nn.Module):
         return self._operations.add_layer_norm(x, delta, *self.vectors, self._eps)
 
 
-def stream_norm(config: ModelConfig, operations: Operations) -> RMSNorm | LayerNorm:
+def stream_norm(config: ModelConfig, operations: Operations, device: torch.device | str) -> RMSNorm | LayerNorm:
     """Makes a norm of the stream that layers add to."""
     if config.norm == "layer":
-        return LayerNorm(config.hidden_size, config.stream_eps, operations, bias=config.norm_bias)
+        ones = None if config.norm_weights else device
+        return LayerNorm(config.hidden_size, config.stream_eps, operations, bias=config.norm_bias, ones=ones)
     return RMSNorm(config.hidden_size, config.stream_eps, operations)

@@ -69,7 +69,7 @@ class Transformer(torch.nn.Module):
             )
             given = config.per_layer_inputs
             self.given = LayerInputs(config, given, dtype, operations) if given is not None else None
-            self.norm = stream_norm(config, operations)
+            self.norm = stream_norm(config, operations, device)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
     def forward(

@@ -22,4 +22,6 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
 
 def behind_the_call(config: ModelConfig) -> str:
     """Names what a layer has behind the call; empty where its feed-forward part is in it."""
+    if config.activation == "xielu":
+        return "xIELU"
     return "experts beside" if config.experts is not None and config.experts.beside else ""

@@ -95,7 +95,7 @@ class Architecture:
     head_dim: int | None = None  # None: the hidden size over the heads
     qkv_bias: bool = False
     qkv_bias_field: bool | None = None  # the default of `qkv_bias`; None: it does not know it
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "whole", "behind"] | None = None
     qkv_limit: bool = False  # whether it knows `clip_qkv`
     qk_norm_field: bool = False  # whether `use_qk_norm` gives it norms of heads
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output
@@ -110,6 +110,7 @@ class Architecture:
     windows_in_turns: bool = False
     norms_from_one: bool = False  # norms multiply by 1 + weight
     norm_eps: str = "rms_norm_eps"  # which field says it
+    activation_field: str = "hidden_act"
     logit_scale: float = 1.0  # the default of this field
     rotated_windows: bool = False  # layers without a window are not rotated
     rotated_without: bool = False  # but all are where the model has no window
@@ -148,7 +149,12 @@ class Architecture:
     further: Callable[[Fields, Fields, tuple[int, ...]], Mapping[str, Any]] | None = None
     # What the names of tensors begin with in the files, and with which beginning we know them.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    own_norm_names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the same of norms that are of one of two parts each
+    grouped_qkv: bool = False  # q, k and v are one tensor by heads of keys (`places.py`)
     router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
+    scalars: tuple[str, ...] = ()  # what the names of tensors end with that are numbers, not vectors of one
     unread: tuple[str, ...] = ()  # what the names of tensors begin with that are of a head beside the model
     # Makes a config of one that says the number of layers in another way.
     prepared: Callable[[Fields], Fields] | None = None
@@ -170,10 +176,15 @@ class Architecture:
         if stored.startswith("mtp."):
             return None
         beginning = next((each for each in self.renamed if stored.startswith(each)), "")
-        return self.renamed.get(beginning, "") + stored.removeprefix(beginning)
+        name = self.renamed.get(beginning, "") + stored.removeprefix(beginning)
+        for theirs, ours in self.own_norm_names.items():
+            name = name.replace(theirs, ours)
+        return name
 
-    def their_name(self, ours: str) -> str:
+    def their_name(self, ours: str, *, parallel_norms: bool) -> str:
         """Returns the name in the files of a tensor that we know by another one."""
+        for theirs, name in self.own_norm_names.items() if parallel_norms else ():
+            ours = ours.replace(name, theirs)
         for theirs, beginning in self.renamed.items():
             if ours.startswith(beginning):
                 return theirs + ours.removeprefix(beginning)

@@ -7,6 +7,7 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GLM4_MOE_NAMES,
     GRANITE_MOE_NAMES,
     GRANITE_SWA,
+    HUNYUAN_NAMES,
     NORM_BIASES,
     OLMO,
     QWEN_WINDOW,
@@ -15,9 +16,14 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
 )
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
+from tandem.worker.checkpoints.hugging_face_hunyuan import with_one_number
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 
 _ERNIE_MOE_NAMES = GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
+_HUNYUAN_MOE_NAMES = HUNYUAN_NAMES | {
+    "router": "mlp.gate.wg.weight",
+    **{f"shared.{part}": f"mlp.shared_mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
 _QWEN2_MOE_NAMES = LAYER_NAMES | SHARED_EXPERT
 _GRANITE_SHARED = {
     "shared.gate": "shared_mlp.input_linear.weight",
@@ -239,6 +245,24 @@ EXPERTS = (
         router_bias_row=True,
         unread=("model.mtp_",),
         further=ernie4_5_moe,
+        float32_router=True,
+    ),
+    Architecture(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        _HUNYUAN_MOE_NAMES,
+        attention_bias=False,
+        qk_norm="behind",
+        prepared=with_one_number,
+        experts=ExpertFields(
+            ("num_experts", "num_local_experts"),
+            1,
+            1,
+            "intermediate_size",
+            normalized=True,
+            shared="count",
+            shared_counted="num_shared_expert",
+        ),
         float32_router=True,
     ),
     Architecture(

@@ -8,7 +8,7 @@ from typing import Any
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
 from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES, GRANITE_MOE_NAMES, SHARED_EXPERT
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
-from tandem.worker.checkpoints.hugging_face_mamba import falcon_h1, granite_hybrid, nemotron_h, with_layers
+from tandem.worker.checkpoints.hugging_face_mamba import bamba, falcon_h1, granite_hybrid, nemotron_h, with_layers
 
 _HYBRID_NAMES = LAYER_NAMES | {
     "delta_net.qkv": "linear_attn.in_proj_qkv.weight",
@@ -148,6 +148,17 @@ HYBRIDS = (
         renamed={"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."},
         always={"activation": "relu2", "gated": False},
         float32_router=True,
+    ),
+    Architecture(
+        "bamba",
+        "BambaForCausalLM",
+        _FALCON_NAMES,
+        attention_bias=False,
+        mlp_bias=True,
+        final_norm="model.final_layernorm.weight",
+        partial_rotary=0.5,
+        own_layer_kinds=True,
+        further=bamba,
     ),
     Architecture(
         "falcon_h1",

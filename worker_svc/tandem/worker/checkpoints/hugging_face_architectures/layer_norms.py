@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
 from tandem.worker.checkpoints.hugging_face_architectures.names import NORM_BIASES
+from tandem.worker.checkpoints.hugging_face_older import (
+    falcon,
+    falcon_names,
+    gpt_j_names,
+    gpt_neox,
+    gpt_neox_names,
+    with_constant_eps,
+)
 from tandem.worker.checkpoints.hugging_face_stablelm import stablelm
 
 _STARCODER_NAMES = LAYER_NAMES | {
@@ -22,8 +30,43 @@ _PHI_NAMES = LAYER_NAMES | {
     "mlp.down": "mlp.fc2.weight",
     "mlp.down_bias": "mlp.fc2.bias",
 }
+_GPT_NEOX_NAMES = NORM_BIASES | {
+    "attention.norm": "input_layernorm.weight",
+    **{f"attention.{part}": "attention.query_key_value.weight" for part in "qkv"},
+    **{f"attention.{part}_bias": "attention.query_key_value.bias" for part in "qkv"},
+    "attention.output": "attention.dense.weight",
+    "attention.output_bias": "attention.dense.bias",
+    "mlp.norm": "post_attention_layernorm.weight",
+    "mlp.up": "mlp.dense_h_to_4h.weight",
+    "mlp.up_bias": "mlp.dense_h_to_4h.bias",
+    "mlp.down": "mlp.dense_4h_to_h.weight",
+    "mlp.down_bias": "mlp.dense_4h_to_h.bias",
+}
+_FALCON_NAMES = {
+    name: stored.replace("attention.", "self_attention.", 1) if name.startswith("attention.") else stored
+    for name, stored in _GPT_NEOX_NAMES.items()
+}
+_GPT_J_NAMES = {
+    "attention.norm": "ln_1.weight",
+    "attention.norm_bias": "ln_1.bias",
+    **{f"attention.{part}": f"attn.{part}_proj.weight" for part in "qkv"},
+    "attention.output": "attn.out_proj.weight",
+    "mlp.up": "mlp.fc_in.weight",
+    "mlp.up_bias": "mlp.fc_in.bias",
+    "mlp.down": "mlp.fc_out.weight",
+    "mlp.down_bias": "mlp.fc_out.bias",
+}
 
 LAYER_NORMS = (
+    Architecture(
+        "olmo",
+        "OlmoForCausalLM",
+        special_ids={"eos_token_id": 50279},
+        attention_bias=False,
+        qkv_limit=True,
+        prepared=with_constant_eps,
+        always={"norm": "layer", "norm_weights": False},
+    ),
     Architecture(
         "starcoder2",
         "Starcoder2ForCausalLM",
@@ -80,6 +123,68 @@ LAYER_NORMS = (
         logit_bias=True,
         partial_rotary=0.5,
         renamed={"model.final_layernorm.": "model.norm."},
+        always={
+            **{"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
+            "parallel": True,
+        },
+    ),
+    Architecture(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        _GPT_NEOX_NAMES,
+        special_ids={"bos_token_id": 0, "eos_token_id": 2},
+        norm_eps="layer_norm_eps",
+        attention_bias=True,
+        mlp_bias=True,
+        partial_rotary=0.25,
+        grouped_qkv=True,
+        prepared=gpt_neox_names,
+        further=gpt_neox,
+        renamed={
+            "gpt_neox.embed_in.": "model.embed_tokens.",
+            "gpt_neox.layers.": "model.layers.",
+            "gpt_neox.final_layer_norm.": "model.norm.",
+            "embed_out.": "lm_head.",
+        },
+        always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
+    Architecture(
+        "falcon",
+        "FalconForCausalLM",
+        _FALCON_NAMES,
+        special_ids={"bos_token_id": 11, "eos_token_id": 11},
+        norm_eps="layer_norm_epsilon",
+        activation_field="activation",
+        use_bias=False,
+        tied=True,
+        grouped_qkv=True,
+        prepared=falcon_names,
+        further=falcon,
+        renamed={
+            "transformer.word_embeddings.": "model.embed_tokens.",
+            "transformer.h.": "model.layers.",
+            "transformer.ln_f.": "model.norm.",
+        },
+        own_norm_names={".ln_attn.": ".input_layernorm.", ".ln_mlp.": ".post_attention_layernorm."},
+        always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
+    Architecture(
+        "gptj",
+        "GPTJForCausalLM",
+        _GPT_J_NAMES,
+        special_ids={"bos_token_id": 50256, "eos_token_id": 50256},
+        norm_eps="layer_norm_epsilon",
+        activation_field="activation_function",
+        mlp_bias=True,
+        logit_bias=True,
+        interleaved=True,
+        partial_rotary=1.0,
+        prepared=gpt_j_names,
+        renamed={
+            "transformer.wte.": "model.embed_tokens.",
+            "transformer.h.": "model.layers.",
+            "transformer.ln_f.": "model.norm.",
+        },
         always={
             **{"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
             "parallel": True,

@@ -5,15 +5,23 @@ from __future__ import annotations
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
 from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GRANITE_SWA,
+    HUNYUAN_NAMES,
     NORMS_AFTER,
     OLMO,
     QWEN_WINDOW,
     SINKS,
 )
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern, with_usual_names
+from tandem.worker.checkpoints.hugging_face_hunyuan import with_theta
 from tandem.worker.checkpoints.hugging_face_hyperclovax import hyperclovax
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
+from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
 
+_APERTUS_NAMES = LAYER_NAMES | {
+    "attention.norm": "attention_layernorm.weight",
+    "mlp.norm": "feedforward_layernorm.weight",
+    **{f"mlp.{name}": f"mlp.act_fn.{name}" for name in XIELU_CONSTANTS},
+}
 _EXAONE_NAMES = {
     name: f"attn.attention.{stored[10:]}" for name, stored in LAYER_NAMES.items() if "self_attn." in stored
 } | {
@@ -135,6 +143,17 @@ LLAMAS = (
         always={"activation": "relu2", "gated": False},
     ),
     Architecture(
+        "apertus",
+        "ApertusForCausalLM",
+        _APERTUS_NAMES,
+        rope_theta=12e6,
+        rope_stated=True,
+        qk_norm="head",
+        attention_bias=False,
+        scalars=(".act_fn.beta", ".act_fn.eps"),
+        always={"activation": "xielu", "gated": False},
+    ),
+    Architecture(
         "ernie4_5",
         "Ernie4_5ForCausalLM",
         rope_theta=500000.0,
@@ -203,6 +222,14 @@ LLAMAS = (
         window_by_layer=True,
         full_every=4,
         full_first=True,
+    ),
+    Architecture(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        HUNYUAN_NAMES,
+        attention_bias=False,
+        qk_norm="behind",
+        prepared=with_theta,
     ),
     Architecture("iquestcoder", "IQuestCoderForCausalLM", head_dim=128, attention_bias=False, mlp_bias=True),
     Architecture(

@@ -35,6 +35,10 @@ GRANITE_MOE_NAMES = LAYER_NAMES | {
     "experts.up": "block_sparse_moe.input_linear.weight",
     "experts.down": "block_sparse_moe.output_linear.weight",
 }
+HUNYUAN_NAMES = LAYER_NAMES | {
+    "attention.q_norm": "self_attn.query_layernorm.weight",
+    "attention.k_norm": "self_attn.key_layernorm.weight",
+}
 SINKS = {"attention.sinks": "self_attn.sinks"}
 GRANITE_SWA: Mapping[str, Any] = {
     "attention_bias": False,

@@ -404,5 +404,5 @@ def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:
     layer.made = heads_of(how.first, how.heads, how.kv_heads, how.head_dim, whole=how.whole)
     layer.made.stored_heads, layer.made.limit = how.stored_heads, how.limit
     layer.stores, layer.values_are_keys = how.stores, how.values_are_keys
-    layer.sinks = taken.vector(how.scores.sinks)
+    layer.sinks, layer.query_weights = taken.vector(how.scores.sinks), taken.vector(how.query_weights)
     layer.scale, layer.cap, layer.grows, layer.gated = how.scores.scale, how.scores.cap, how.grows, how.gated

@@ -86,6 +86,7 @@ class LayerStruct(ctypes.Structure):
     indexer: IndexerStruct
     made: Heads
     sinks: int | None
+    query_weights: int | None
     hidden: int
     inner: int
     scale: float
@@ -125,7 +126,7 @@ class LayerStruct(ctypes.Structure):
         ("latents", LatentsStruct),
         ("indexer", IndexerStruct),
         ("made", Heads),
-        ("sinks", _Pointer),
+        *((name, _Pointer) for name in ("sinks", "query_weights")),
         *((name, _Size) for name in ("hidden", "inner")),
         *((name, _Float) for name in ("eps", "scale", "cap", "gate_by", "fed_by")),
         *((name, _Number) for name in ("activation", "grows", "gated", "centred", "gated_mlp", "feeds", "parallel")),
@@ -240,6 +241,7 @@ class Attending(NamedTuple):
     head_dim: int
     scores: Scores
     grows: bool  # queries are multiplied by the step's factors
+    query_weights: torch.Tensor | None  # [head_dim], each query is multiplied by, once it is rotated
     gated: bool  # what is attended to is multiplied by the sigmoids of the last numbers of the first product
     stores: bool  # keys and values are the layer's own
     values_are_keys: bool  # before both are finished

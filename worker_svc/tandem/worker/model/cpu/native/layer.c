@@ -45,13 +45,14 @@ typedef struct {
     Norm enter_attention, leave_attention, enter_mlp, leave_mlp;
     Latents latents;
     Indexer indexer;
-    Heads made;  // of attention's first product; of latents, how they are stored
-    const float *sinks;
+    Heads made;                          // of attention's first product; of latents, how they are stored
+    const float *sinks, *query_weights;  // the latter: what each rotated query is multiplied by
     int64_t hidden, inner;
     float eps, scale, cap, gate_by,
         fed_by;  // by: what the gate, and the answer of the feed-forward part, are multiplied by
     // grows: queries are multiplied by `growth`; gated: each has a gate behind all; centred: norms are LayerNorms;
-    // parallel: the feed-forward part is given what attention is; stores: keys and values are the layer's own
+    // parallel: the feed-forward part is given the stream that attention is, by the same norm or one of its own; stores:
+    // keys and values are the layer's own
     int32_t activation, grows, gated, centred, gated_mlp, feeds, parallel, stores, values_are_keys;
     // Where there are experts, the feed-forward part above is one that every row has beside, if it has any (`inner`).
     const Experts *experts;
@@ -161,6 +162,11 @@ static void grow(float *qkv, int64_t stride, int64_t size, const Step *s) {
         for (int64_t i = 0; i < size; i++) qkv[row * stride + i] *= s->growth[row];
 }
 
+static void weigh_queries(float *qkv, int64_t stride, const Heads *h, const float *by, const Step *s) {
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t i = 0; i < h->heads * h->head_dim; i++) qkv[row * stride + i] *= by[i % h->head_dim];
+}
+
 // [rows, queries and keys] becomes [rows, queries, keys and the same again], where it is.
 static void repeat_keys(const Step *s, const Heads *h, float *qkv) {
     const int64_t queries = h->heads * h->head_dim, keys = h->kv_heads * h->head_dim, stride = queries + 2 * keys;
@@ -180,6 +186,7 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
     tandem_rotate_and_store(s->first, stride, h, s->cos, s->sin, l->stores ? keys : 0, values, s->format, s->slots,
                             s->rows, s->page_size, s->threads);
     if (l->grows) grow(s->first, stride, heads * d, s);
+    if (l->query_weights) weigh_queries(s->first, stride, h, l->query_weights, s);
     if (s->attending != s->rows) memset(s->mixed, 0, (size_t)(s->rows * heads * d) * sizeof(float));
     const int failed = tandem_attention(keys->numbers, keys->constants, values->numbers, values->constants, s->format,
                                         s->blocks, s->count, s->most, s->tables, s->width, 0, s->first, stride,
@@ -441,6 +448,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
         leave(l, s, delta, &l->leave_attention);
         if (l->feeds == NOTHING) return failed;
         if (l->parallel) {
+            if (l->enter_mlp.weight) entering = enter(l, s, x, 0, &l->enter_mlp);
             feed(l, s, entering, s->beside);
             tandem_add(delta, s->beside, s->rows, l->hidden, l->hidden, s->threads);
             return failed;

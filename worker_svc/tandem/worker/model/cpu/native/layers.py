@@ -24,7 +24,7 @@ from tandem.worker.model.unfinished import Unfinished
 LANES = 8  # sizes are multiples of it
 
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int6": 6}  # as in numbers.h
-ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2, "relu": 4}  # as in gates.h
+ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2, "relu": 4, "gelu": 5}  # as in gates.h
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
 
