@@ -67,6 +67,7 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "phi": "phi2",
     "nemotron": "nemotron",
+    "jais2": "jais2",
     "exaone": "exaone",
     "solar_open": "glm4moe",
     "granitemoeshared": "granitemoe",
@@ -152,7 +153,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length(head_dim)
     if config.model_type == "stablelm":
         writer.add_parallel_residual(config.use_parallel_residual)
-    if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm"):
+    if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm", "jais2"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
     elif config.model_type in ("phi", "nemotron"):
         writer.add_layer_norm_eps(config.layer_norm_eps if config.model_type == "phi" else config.norm_eps)

@@ -181,6 +181,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "vaultgemma": MODELS["vaultgemma"],
     "phi": MODELS["phi 2"],
     "nemotron": MODELS["nemotron with biases, a table for both"],
+    "jais2": MODELS["jais 2"],
     "hyperclovax": MODELS["hyperclovax"],
     "exaone": MODELS["exaone"],
     "granitemoeshared": MODELS["granite moe shared"],

@@ -1181,6 +1181,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         | {"hidden_act": "relu2"},
         4.19,
     ),
+    "Jais-2-8B": (
+        described(
+            "Jais2",
+            "jais2",
+            **sizes(150272, 3328, 26624, 32, 26, 26, 8192) | {"bos_token_id": 0, "eos_token_id": 150024},
+            attention_bias=True,
+            head_dim=128,
+            layer_norm_eps=1e-5,
+            mlp_bias=True,
+            rope_scaling=None,
+            rope_theta=500000,
+            tie_word_embeddings=False,
+        )
+        | {"hidden_act": "relu2"},
+        8.09,
+    ),
     "HyperCLOVAX-SEED-Think-14B": (
         described(
             "HyperCLOVAX",

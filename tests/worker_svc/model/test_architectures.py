@@ -717,6 +717,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Nemotron",
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rope_parameters": HALF},
     ),
+    "jais 2": ("Jais2", {}),
+    "jais 2 without biases, another activation, a table for both": (
+        "Jais2",
+        {"attention_bias": False, "mlp_bias": False, "hidden_act": "relu", "tie_word_embeddings": True},
+    ),
     "hyperclovax": ("HyperCLOVAX", HYPERCLOVAX | {"embedding_multiplier": 3.0, "logits_scaling": 0.6}),
     "hyperclovax, norms before alone, biases, residuals multiplied": (
         "HyperCLOVAX",
@@ -830,6 +835,7 @@ GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
 GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
+GGUF += ["jais 2"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -898,6 +904,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
+COMPANY += ["jais 2"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -963,6 +970,7 @@ NEW = [
     "Nemotron",
     "HyperCLOVAX",
     "Exaone",
+    "Jais2",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

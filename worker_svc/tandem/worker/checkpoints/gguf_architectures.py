@@ -348,6 +348,12 @@ ARCHITECTURES = {
         layer_names=LAYER_NAMES | _MLP_BIASES,
         always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
     ),
+    "jais2": GgufArchitecture(
+        "jais2",
+        norm_eps="attention.layer_norm_epsilon",
+        layer_names=LAYER_NAMES | _MLP_BIASES,
+        always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
     "exaone": GgufArchitecture("exaone", divisors=True),
     "cohere2": GgufArchitecture(
         "cohere2",

@@ -125,6 +125,7 @@ _MORE: Mapping[str, Table] = {
     "starcoder2": _LAYER_NORM,
     "phi2": _LAYER_NORM,
     "nemotron": _LAYER_NORM,
+    "jais2": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
     "granitemoe": _GRANITE | rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((0,))},

@@ -167,7 +167,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         tie_embeddings=tied,
         qkv_bias=architecture.qkv_bias or bias or everywhere or _flag(config, "qkv_bias", architecture.qkv_bias_field),
         output_bias=output_bias or everywhere,
-        mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", False)),
+        mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", architecture.mlp_bias_usual)),
         qk_norm="head" if normed else architecture.qk_norm,
         qkv_limit=_qkv_limit(config) if architecture.qkv_limit else 0.0,
         logit_bias=architecture.logit_bias is not None and config.boolean("lm_head_bias", architecture.logit_bias),

@@ -368,6 +368,7 @@ CONFIG: Mapping[str, Table] = {
     | {"rms_norm_eps": Only(), "head_dim": Only(), "use_bias": Only()}
     | _PARTIAL,
     "nemotron": _DENSE | rules(USED, "norm_eps attention_bias mlp_bias") | {"rms_norm_eps": Only()} | _PARTIAL,
+    "jais2": _DENSE | rules(USED, "layer_norm_eps attention_bias mlp_bias") | {"rms_norm_eps": Only()},
     "hyperclovax": _DENSE
     | rules(USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier")
     | rules(USED, "logits_scaling use_post_norm"),

@@ -105,6 +105,7 @@ class Architecture:
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
     mlp_bias: bool = False  # whether it knows this field, of the feed-forward part's matrices
+    mlp_bias_usual: bool = False  # the default of that field
     # Without `layer_types`, every second one of the first `max_window_layers` layers has a window, beginning with the
     # first one; elsewhere those behind them have.
     windows_in_turns: bool = False
