@@ -358,14 +358,8 @@ def drawn(random: Random) -> Model:
     changes = sized(kind, changes, random)
     if kind in PARTIAL and changes.get("head_dim", SIZES["head_dim"]) is not None:
         changes["head_dim"] = random.choice((4, 6, 8, 12, 16, 32, 40, 64, 128))
-    if kind in (
-        "Llama",
-        "Arcee",
-        "InternLM3",
-        "Gemma2",
-        "Gemma3Text",
-        "Jais2",
-    ):  # which want it so, whatever a head's size is
+    # which want it so, whatever a head's size is
+    if kind in ("Llama", "Arcee", "InternLM3", "Gemma2", "Gemma3Text", "Jais2"):
         heads = changes["num_attention_heads"]
         changes["hidden_size"] = -(-changes["hidden_size"] // heads) * heads
     fields = getattr(transformers, f"{kind}Config").__dataclass_fields__

@@ -182,6 +182,8 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": MODELS["phi 2"],
     "nemotron": MODELS["nemotron with biases, a table for both"],
     "jais2": MODELS["jais 2"],
+    "sarvam_moe": MODELS["sarvam moe, biases, no norms, groups, a part rotated"],
+    "sarvam_mla": MODELS["sarvam mla, a latent of queries, groups, yarn"],
     "hyperclovax": MODELS["hyperclovax"],
     "exaone": MODELS["exaone"],
     "granitemoeshared": MODELS["granite moe shared"],

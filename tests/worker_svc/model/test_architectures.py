@@ -717,6 +717,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Nemotron",
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rope_parameters": HALF},
     ),
+    "sarvam moe": ("SarvamMoE", GLM4_MOE | {"head_dim": 8}),
+    "sarvam moe, biases, no norms, groups, a part rotated": (
+        "SarvamMoE",
+        GLM4_MOE
+        | {"head_dim": 8, "attention_bias": True, "use_qk_norm": False, "n_group": 4, "topk_group": 2}
+        | {"n_shared_experts": 2, "norm_topk_prob": False, "rope_parameters": HALF},
+    ),
+    "sarvam mla": ("SarvamMLA", DEEPSEEK | {"q_lora_rank": ABSENT}),
+    "sarvam mla, a latent of queries, groups, yarn": (
+        "SarvamMLA",
+        DEEPSEEK_V3 | {"attention_bias": True, "rope_parameters": YARN_OF_LATENTS, "first_k_dense_replace": 2},
+    ),
     "jais 2": ("Jais2", {}),
     "jais 2 without biases, another activation, a table for both": (
         "Jais2",
@@ -904,7 +916,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
-COMPANY += ["jais 2"]
+COMPANY += ["jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -971,6 +983,8 @@ NEW = [
     "HyperCLOVAX",
     "Exaone",
     "Jais2",
+    "SarvamMoE",
+    "SarvamMLA",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

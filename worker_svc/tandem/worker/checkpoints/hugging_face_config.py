@@ -99,7 +99,9 @@ def _named(config: Fields) -> Architecture:
         if found is None:
             raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
         return found
-    found = next((each for each in served for name in each.class_names if classes == [name]), None)
+    # A class of transformers may be several of ours, which `model_type` tells apart.
+    of_class = [each for each in served if classes in [[name] for name in each.class_names]]
+    found = next((each for each in of_class if kind in (each.name, *each.also_named)), next(iter(of_class), None))
     if found is None:
         names = ", ".join(each.class_name for each in served)
         raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
@@ -137,7 +139,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         context_length = int(context_length * scaling.factor)
     known = architecture.attention_bias
     bias = known is not None and config.boolean("attention_bias", known)
-    normed = architecture.qk_norm_field and config.boolean("use_qk_norm", False)
+    qk_norm = architecture.qk_norm
+    if architecture.qk_norm_field:
+        qk_norm = "head" if config.boolean("use_qk_norm", qk_norm is not None) else None
     everywhere = architecture.use_bias is not None and config.boolean("use_bias", architecture.use_bias)
     output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
     keys = KEYS | LATENT_KEYS | {"norm_eps": architecture.norm_eps}
@@ -168,7 +172,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         qkv_bias=architecture.qkv_bias or bias or everywhere or _flag(config, "qkv_bias", architecture.qkv_bias_field),
         output_bias=output_bias or everywhere,
         mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", architecture.mlp_bias_usual)),
-        qk_norm="head" if normed else architecture.qk_norm,
+        qk_norm=qk_norm,
         qkv_limit=_qkv_limit(config) if architecture.qkv_limit else 0.0,
         logit_bias=architecture.logit_bias is not None and config.boolean("lm_head_bias", architecture.logit_bias),
         windows=windows,

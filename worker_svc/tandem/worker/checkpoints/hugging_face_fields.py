@@ -189,6 +189,24 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | rules(USED, "num_nextn_predict_layers")
     | _PARTIAL,
+    "sarvam_moe": _CONFIG
+    | rules(USED, "attention_bias use_qkv_bias use_qk_norm first_k_dense_replace n_group topk_group norm_topk_prob")
+    | rules(USED, "n_routed_experts num_experts num_local_experts n_shared_experts num_shared_experts")
+    | rules(USED, "routed_scaling_factor moe_intermediate_size num_experts_per_tok")
+    | rules(NEUTRAL, "moe_shared_expert_intermediate_size embedding_dropout output_dropout router_dtype")
+    | rules(Only((0,)), "num_mtp_layers num_nextn_predict_layers")
+    | rules(Only((True,)), "use_rmsnorm moe_router_enable_expert_bias")
+    | {"score_function": Only(("sigmoid",))}
+    | _PARTIAL,
+    "sarvam_mla": _LATENTS
+    | _LATENT_EXPERTS
+    | rules(USED, "first_k_dense_replace num_experts num_local_experts num_shared_experts norm_topk_prob")
+    | rules(USED, "rope_interleave q_head_dim")
+    | rules(NEUTRAL, "embedding_dropout output_dropout router_dtype")
+    | rules(Only((0,)), "num_mtp_layers num_nextn_predict_layers")
+    | rules(Only((True,)), "moe_router_enable_expert_bias")
+    | {"topk_method": Only(("noaux_tc",))}
+    | dict.fromkeys(("scoring_func", "score_function"), Only(("sigmoid",))),
     "deepseek_v2": _LATENTS
     | _LATENT_EXPERTS
     | rules(USED, "first_k_dense_replace num_experts mlp_bias")
@@ -427,6 +445,7 @@ ROPE_OF: Mapping[str, Table] = {
     "phi3": _PARTIAL,
     "glm4": _PARTIAL,
     "glm4_moe": _PARTIAL,
+    "sarvam_moe": _PARTIAL,
     "minimax_m2": _PARTIAL,
     "phimoe": rules(USED, "short_mscale long_mscale"),
     "qwen3_next": rules(USED, "partial_rotary_factor"),

@@ -97,7 +97,7 @@ class Architecture:
     qkv_bias_field: bool | None = None  # the default of `qkv_bias`; None: it does not know it
     qk_norm: Literal["head", "whole"] | None = None
     qkv_limit: bool = False  # whether it knows `clip_qkv`
-    qk_norm_field: bool = False  # whether `use_qk_norm` gives it norms of heads
+    qk_norm_field: bool = False  # whether `use_qk_norm` gives it norms of heads; `qk_norm` says by default
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output
     output_bias_apart: bool = False  # that field is not the output's, which has its own, `attention_out_bias`, or none
     sliding_window: int | None = None  # where the file does not say it

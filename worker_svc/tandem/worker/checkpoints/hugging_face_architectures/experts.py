@@ -16,8 +16,17 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
+from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_moe
 
 _ERNIE_MOE_NAMES = GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
+_SARVAM_NAMES = GLM4_MOE_NAMES | {
+    **{f"attention.{part}": "attention.query_key_value.weight" for part in "qkv"},
+    **{f"attention.{part}_bias": "attention.query_key_value.bias" for part in "qkv"},
+    "attention.output": "attention.dense.weight",
+    "attention.q_norm": "attention.query_layernorm.weight",
+    "attention.k_norm": "attention.key_layernorm.weight",
+    "router_bias": "mlp.gate.expert_bias",
+}
 _QWEN2_MOE_NAMES = LAYER_NAMES | SHARED_EXPERT
 _GRANITE_SHARED = {
     "shared.gate": "shared_mlp.input_linear.weight",
@@ -194,6 +203,33 @@ EXPERTS = (
             dense="first",
             shared="count",
             grouped=True,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "sarvam_moe",
+        "SarvamMoEForCausalLM",
+        _SARVAM_NAMES,
+        also_spelled=("Glm4MoeForCausalLM",),
+        special_ids={"eos_token_id": 1},
+        rope_theta=8e6,
+        head_dim=64,
+        attention_bias=False,
+        output_bias_apart=True,
+        qk_norm="head",
+        qk_norm_field=True,
+        partial_rotary=1.0,
+        prepared=sarvam_moe,
+        renamed={"model.word_embeddings.": "model.embed_tokens."},
+        experts=ExpertFields(
+            ("n_routed_experts",),
+            per_token=6,
+            normalized_by_default=True,
+            dense="first",
+            shared="count",
+            grouped=True,
+            scale=2.5,
             always={"score": "sigmoid", "biased": True},
         ),
         float32_router=True,
