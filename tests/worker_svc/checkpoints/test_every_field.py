@@ -182,6 +182,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": MODELS["phi 2"],
     "nemotron": MODELS["nemotron with biases, a table for both"],
     "jais2": MODELS["jais 2"],
+    "hy_v3": MODELS["hunyuan 3, biases, layers that are listed, two shared"],
     "sarvam_moe": MODELS["sarvam moe, biases, no norms, groups, a part rotated"],
     "sarvam_mla": MODELS["sarvam mla, a latent of queries, groups, yarn"],
     "hyperclovax": MODELS["hyperclovax"],
@@ -225,6 +226,7 @@ IDLE = {
     "llama": {"layer_types"},
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
+    "hy_v3": {"num_nextn_predict_layers", "num_local_experts"},
     **{key: {"num_nextn_predict_layers"} for key in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")},
     # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
@@ -333,6 +335,7 @@ PLAUSIBLE: dict[str, Any] = {
     "output_router_logits": True,
     "router_aux_loss_coef": 0.5,
     "router_jitter_noise": 0.5,
+    "enable_moe_fp32_combine": False,
     "dtype": "float16",
     "torch_dtype": "float16",
     "auto_map": {},

@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint, open_head
 from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
@@ -181,6 +181,7 @@ EXAONE_MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 28,
 }
+HUNYUAN_3 = QWEN_EXPERTS | {"head_dim": 8}
 MELLUM = QWEN_EXPERTS | {
     "sliding_window": WINDOW,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -729,6 +730,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "SarvamMLA",
         DEEPSEEK_V3 | {"attention_bias": True, "rope_parameters": YARN_OF_LATENTS, "first_k_dense_replace": 2},
     ),
+    "hunyuan 3": ("HYV3", HUNYUAN_3),
+    "hunyuan 3, biases, layers that are listed, two shared": (
+        "HYV3",
+        HUNYUAN_3
+        | {"attention_bias": True, "mlp_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"num_shared_experts": 2, "router_scaling_factor": 0.7, "rope_parameters": {"rope_theta": 300.0}},
+    ),
     "jais 2": ("Jais2", {}),
     "jais 2 without biases, another activation, a table for both": (
         "Jais2",
@@ -916,7 +924,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
-COMPANY += ["jais 2", "sarvam moe", "sarvam mla"]
+COMPANY += ["hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -985,6 +993,7 @@ NEW = [
     "Jais2",
     "SarvamMoE",
     "SarvamMLA",
+    "HYV3",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}
@@ -1124,6 +1133,18 @@ def test_tensors_of_a_layer_that_drafts_are_left_out_where_it_is_not_read(tmp_pa
     further = {f"model.mtp_{name}.0.weight": torch.ones(48) for name in ("emb_norm", "hidden_norm")}
     save_file(tensors | further, tmp_path / "model.safetensors", {"format": "pt"})
     assert_logits_agree(loaded(tmp_path), theirs, WINDOW)
+
+
+def test_the_layer_of_a_hunyuan_3_that_drafts_is_left_out_and_not_read(tmp_path: Path) -> None:
+    theirs = saved("HYV3", tmp_path, **HUNYUAN_3)
+    tensors = load_file(tmp_path / "model.safetensors")
+    further = {name.replace("layers.2.", "layers.3."): tensor.clone() for name, tensor in tensors.items()}
+    save_file(tensors | further, tmp_path / "model.safetensors", {"format": "pt"})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_nextn_predict_layers": 1}))
+    assert_logits_agree(loaded(tmp_path), theirs, WINDOW)
+    with pytest.raises(CheckpointError, match="has no head that guesses"):
+        open_head(tmp_path)
 
 
 def test_older_gguf_files_of_glm_have_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:

@@ -500,6 +500,8 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         if not known.greedy or _in_groups(config):
             values |= {"groups": groups, "groups_per_token": per_token}
         values["scale"] = config.number("routed_scaling_factor", known.scale)
+    elif known.scaled is not None:
+        values["scale"] = config.number(known.scaled, known.scale)
     if known.clamped:
         gate = {"alpha": config.number("swiglu_alpha", 1.702), "limit": config.number("swiglu_limit", 7.0)}
         keys = {"experts.clamped.alpha": "swiglu_alpha", "experts.clamped.limit": "swiglu_limit"}
@@ -515,7 +517,7 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         config,
         KEYS
         | {"experts.count": known.counts[0], "experts.intermediate_size": known.size}
-        | {"experts.shared_size": known.shared_size[0]},
+        | {"experts.shared_size": known.shared_size[0], "experts.scale": known.scaled or KEYS["experts.scale"]},
         count=_one_of(config, known.counts, known.count),
         per_token=config.integer("num_experts_per_tok", known.per_token),
         intermediate_size=size,

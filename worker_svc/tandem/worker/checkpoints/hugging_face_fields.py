@@ -189,6 +189,14 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | rules(USED, "num_nextn_predict_layers")
     | _PARTIAL,
+    "hy_v3": _CONFIG
+    | rules(USED, "attention_bias mlp_bias mlp_layer_types num_experts num_local_experts num_shared_experts")
+    | rules(USED, "router_scaling_factor moe_intermediate_size num_experts_per_tok num_nextn_predict_layers")
+    # how a sum of two numbers is rounded, and what transformers does not look at
+    | rules(NEUTRAL, "enable_moe_fp32_combine enable_attention_fp32_softmax enable_lm_head_fp32 expert_hidden_dim")
+    | rules(NEUTRAL, "use_grouped_mm")
+    | rules(Only((True,)), "qk_norm route_norm moe_router_use_sigmoid moe_router_enable_expert_bias")
+    | {"first_k_dense_replace": Only((1,))},
     "sarvam_moe": _CONFIG
     | rules(USED, "attention_bias use_qkv_bias use_qk_norm first_k_dense_replace n_group topk_group norm_topk_prob")
     | rules(USED, "n_routed_experts num_experts num_local_experts n_shared_experts num_shared_experts")

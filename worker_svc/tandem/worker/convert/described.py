@@ -154,7 +154,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         ],
         "n_group": experts.groups,
         "topk_group": experts.groups_per_token,
-        "routed_scaling_factor": experts.scale,
+        (known.scaled if known and known.scaled else "routed_scaling_factor"): experts.scale,
         "router_jitter_noise": experts.jitter,
     }
     if experts.clamped is not None:

@@ -72,6 +72,7 @@ class ExpertFields:
     )  # what the first one is called, its default
     grouped: bool = False  # whether it knows `n_group`, `topk_group` and `routed_scaling_factor`; their defaults follow
     groups: Mapping[str, int] = field(default_factory=lambda: {"n_group": 1, "topk_group": 1})
+    scaled: str | None = None  # which field says the scale where it does not know groups; its default is `scale`
     scale: float = 1.0
     greedy: bool = False  # groups count where `topk_method` says so alone
     clamped: bool = False  # whether it knows `swiglu_alpha` and `swiglu_limit`
@@ -133,6 +134,7 @@ class Architecture:
     logit_bias: bool | None = None  # the default of `lm_head_bias`; None: it does not know it
     experts: ExpertFields | None = None
     drafting_layers: bool = False  # whether it knows `num_nextn_predict_layers`, behind the others in the files
+    drafting_unread: bool = False  # which are not read
     float32_router: bool = False  # `transformers` multiplies the router in float32, whatever it is stored in
     transposed_experts: bool = False  # plain experts are stored `[in, out]`
     experts_by_turns: bool = False  # the outputs of their gate and up take turns

@@ -27,6 +27,10 @@ _SARVAM_NAMES = GLM4_MOE_NAMES | {
     "attention.k_norm": "attention.key_layernorm.weight",
     "router_bias": "mlp.gate.expert_bias",
 }
+_HY_V3_NAMES = {name: stored.replace("shared_experts", "shared_mlp") for name, stored in GLM4_MOE_NAMES.items()} | {
+    "router": "mlp.router.gate.weight",
+    "router_bias": "mlp.expert_bias",
+}
 _QWEN2_MOE_NAMES = LAYER_NAMES | SHARED_EXPERT
 _GRANITE_SHARED = {
     "shared.gate": "shared_mlp.input_linear.weight",
@@ -230,6 +234,31 @@ EXPERTS = (
             shared="count",
             grouped=True,
             scale=2.5,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "hy_v3",
+        "HYV3ForCausalLM",
+        _HY_V3_NAMES,
+        special_ids={},
+        rope_theta=11158840.0,
+        head_dim=128,
+        qk_norm="head",
+        attention_bias=False,
+        mlp_bias=True,
+        drafting_layers=True,
+        drafting_unread=True,
+        experts=ExpertFields(
+            ("num_experts", "num_local_experts"),
+            192,
+            normalized=True,
+            dense="kinds",
+            shared="count",
+            shared_counted="num_shared_experts",
+            scaled="router_scaling_factor",
+            scale=2.826,
             always={"score": "sigmoid", "biased": True},
         ),
         float32_router=True,
