@@ -182,6 +182,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": MODELS["phi 2"],
     "nemotron": MODELS["nemotron with biases, a table for both"],
     "jais2": MODELS["jais 2"],
+    "afmoe": MODELS["trinity"],
     "hy_v3": MODELS["hunyuan 3, biases, layers that are listed, two shared"],
     "sarvam_moe": MODELS["sarvam moe, biases, no norms, groups, a part rotated"],
     "sarvam_mla": MODELS["sarvam mla, a latent of queries, groups, yarn"],
@@ -262,7 +263,7 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     (tmp_path / "generation_config.json").unlink()  # its ids would win
     file = tmp_path / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
-    if name.startswith(("qwen", "exaone", "dots1")):
+    if name.startswith(("qwen", "exaone", "dots1", "afmoe")):
         config.pop("layer_types", None)  # or else the fields that they come from would not be looked at
         write(file, config)
     if name == "smollm3":

@@ -181,6 +181,10 @@ EXAONE_MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 28,
 }
+TRINITY = QWEN_EXPERTS | {
+    **{"num_hidden_layers": 5, "head_dim": 8, "sliding_window": WINDOW, "num_dense_layers": 1, "route_scale": 2.5},
+    "mup_enabled": True,
+}
 HUNYUAN_3 = QWEN_EXPERTS | {"head_dim": 8}
 MELLUM = QWEN_EXPERTS | {
     "sliding_window": WINDOW,
@@ -730,6 +734,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "SarvamMLA",
         DEEPSEEK_V3 | {"attention_bias": True, "rope_parameters": YARN_OF_LATENTS, "first_k_dense_replace": 2},
     ),
+    "trinity": ("Afmoe", TRINITY),
+    "trinity, layers that are listed, embeddings as they are": (
+        "Afmoe",
+        TRINITY
+        | {"layer_types": MIXED, "num_dense_layers": 2, "num_shared_experts": 1, "mup_enabled": False}
+        | {"rope_parameters": {"rope_theta": 100.0, **ONE_STEP}},
+    ),
     "hunyuan 3": ("HYV3", HUNYUAN_3),
     "hunyuan 3, biases, layers that are listed, two shared": (
         "HYV3",
@@ -855,7 +866,7 @@ GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
 GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
 GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
-GGUF += ["jais 2"]
+GGUF += ["jais 2", "trinity"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -924,7 +935,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
-COMPANY += ["hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
+COMPANY += ["trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -994,6 +1005,7 @@ NEW = [
     "SarvamMoE",
     "SarvamMLA",
     "HYV3",
+    "Afmoe",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

@@ -115,6 +115,8 @@ _MORE: Mapping[str, Table] = {
     "deepseek32": _LATENTS | _INDEXER,
     "glm-dsa": _LATENTS | _INDEXER | rules(USED, "attention.indexer.types"),
     "minimax-m2": _EXPERTS,
+    "afmoe": _EXPERTS
+    | rules(USED, "expert_shared_count leading_dense_block_count expert_weights_scale expert_weights_norm"),
     "olmo2": _WINDOWS,
     "phi3": rules(
         Only(), "rope.scaling.factor rope.scale_linear rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"

@@ -189,6 +189,12 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | rules(USED, "num_nextn_predict_layers")
     | _PARTIAL,
+    "afmoe": _CONFIG
+    | rules(USED, "sliding_window global_attn_every_n_layers num_dense_layers mup_enabled route_scale")
+    | rules(USED, "num_experts num_shared_experts moe_intermediate_size num_experts_per_tok")
+    | rules(NEUTRAL, "load_balance_coeff use_grouped_mm")
+    | rules(Only((1,)), "n_group topk_group num_expert_groups num_limited_groups")
+    | {"route_norm": Only((True,)), "score_func": Only(("sigmoid",))},
     "hy_v3": _CONFIG
     | rules(USED, "attention_bias mlp_bias mlp_layer_types num_experts num_local_experts num_shared_experts")
     | rules(USED, "router_scaling_factor moe_intermediate_size num_experts_per_tok num_nextn_predict_layers")

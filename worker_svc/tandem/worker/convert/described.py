@@ -105,6 +105,7 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "no_rope_layers": turning,
         "layer_rope_theta": [_theta(config, layer) for layer in range(config.num_layers)],
         "attention_chunk_size": window,
+        "mup_enabled": config.embedding_multiplier != 1,
         "attn_temperature_tuning": growth is not None,
     }
     if growth is not None:
@@ -136,6 +137,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         (known.size if known else "moe_intermediate_size"): experts.intermediate_size,
         "norm_topk_prob": experts.normalized,
         "first_k_dense_replace": len(experts.dense_layers),
+        "num_dense_layers": len(experts.dense_layers),
         "mlp_only_layers": list(experts.dense_layers),
         "decoder_sparse_step": 1,
         "moe_layers": with_experts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.worker.checkpoints.hugging_face_afmoe import afmoe
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GLM4_MOE_NAMES,
@@ -28,6 +29,14 @@ _SARVAM_NAMES = GLM4_MOE_NAMES | {
     "router_bias": "mlp.gate.expert_bias",
 }
 _HY_V3_NAMES = {name: stored.replace("shared_experts", "shared_mlp") for name, stored in GLM4_MOE_NAMES.items()} | {
+    "router": "mlp.router.gate.weight",
+    "router_bias": "mlp.expert_bias",
+}
+_AFMOE_NAMES = GLM4_MOE_NAMES | {
+    "attention.gate": "self_attn.gate_proj.weight",
+    "attention.post_norm": "post_attention_layernorm.weight",
+    "mlp.norm": "pre_mlp_layernorm.weight",
+    "mlp.post_norm": "post_mlp_layernorm.weight",
     "router": "mlp.router.gate.weight",
     "router_bias": "mlp.expert_bias",
 }
@@ -262,6 +271,32 @@ EXPERTS = (
             always={"score": "sigmoid", "biased": True},
         ),
         float32_router=True,
+    ),
+    Architecture(
+        "afmoe",
+        "AfmoeForCausalLM",
+        _AFMOE_NAMES,
+        special_ids={},
+        head_dim=128,
+        qk_norm="head",
+        sliding_window=1024,
+        window_by_layer=True,
+        full_every=4,
+        rotated_windows=True,
+        prepared=afmoe,
+        experts=ExpertFields(
+            ("num_experts",),
+            64,
+            6,
+            normalized=True,
+            dense="first",
+            shared="count",
+            shared_counted="num_shared_experts",
+            shared_count=2,
+            scaled="route_scale",
+            always={"score": "sigmoid", "biased": True},
+        ),
+        always={"norm_placement": "both", "attention_gate": True},
     ),
     Architecture(
         "minimax_m2",
