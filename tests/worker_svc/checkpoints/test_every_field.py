@@ -182,6 +182,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": MODELS["phi 2"],
     "nemotron": MODELS["nemotron with biases, a table for both"],
     "jais2": MODELS["jais 2"],
+    "lfm3": MODELS["lfm3"],
     "afmoe": MODELS["trinity"],
     "hy_v3": MODELS["hunyuan 3, biases, layers that are listed, two shared"],
     "sarvam_moe": MODELS["sarvam moe, biases, no norms, groups, a part rotated"],

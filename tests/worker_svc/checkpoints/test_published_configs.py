@@ -1197,6 +1197,29 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         | {"hidden_act": "relu2"},
         8.09,
     ),
+    "LFM3-1.7B": (
+        described(
+            "Lfm3",
+            "lfm3",
+            **sizes(128000, 2048, 7680, 24, 16, 4, 128000) | {"bos_token_id": 124894, "eos_token_id": 124900},
+            conv_L_cache=7,
+            conv_bias=False,
+            head_dim=128,
+            layer_types=["conv", "conv", "full_attention", "conv"]
+            + ["sliding_attention", "conv", "full_attention", "conv"] * 5,
+            norm_eps=1e-5,
+            pad_token_id=124893,
+            rope_parameters={
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            sliding_window=256,
+            tie_word_embeddings=True,
+            use_attention_gate=True,
+            use_sandwich_norm=True,
+        ),
+        1.73,
+    ),
     "Trinity-Mini": (
         described(
             "Afmoe",

@@ -242,6 +242,19 @@ LFM2 = {
     "block_multiple_of": 16,
     "pad_token_id": 0,
 }
+DEFAULT = {"rope_type": "default"}
+LFM3_ROPE = {
+    "sliding_attention": {**DEFAULT, "rope_theta": 300.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+}
+LFM3 = {
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "num_attention_heads": 8,
+    "sliding_window": WINDOW,
+    "pad_token_id": 0,
+    "rope_parameters": LFM3_ROPE,
+}
 LFM2_MOE = LFM2 | QWEN_EXPERTS | {"num_dense_layers": 1, "block_multiple_of": None}
 
 MAMBA = {
@@ -651,6 +664,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe",
         LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
     ),
+    "lfm3": ("Lfm3", LFM3),
+    "lfm3, no gates, norms before alone, biases, rotated whole, output apart": (
+        "Lfm3",
+        LFM3
+        | {"use_attention_gate": False, "use_sandwich_norm": False, "conv_bias": True, "conv_L_cache": 3}
+        | {"tie_word_embeddings": False, "layer_types": ["sliding_attention", "conv", "full_attention"]}
+        | {"num_hidden_layers": 3, "rope_parameters": LFM3_ROPE | {"full_attention": {**DEFAULT, "rope_theta": 500.0}}},
+    ),
+    "lfm3, sizes that are not compiled, windows alone": (
+        "Lfm3",
+        LFM3
+        | {"head_dim": 12, "hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1}
+        | {"num_hidden_layers": 3, "layer_types": ["conv", "sliding_attention", "conv"]},
+    ),
     "granite hybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "granite hybrid, dense": ("GraniteMoeHybrid", GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0}),
     "granite hybrid, dense, rotated, biases, limits": (
@@ -935,7 +962,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
-COMPANY += ["trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
+COMPANY += ["lfm3", "trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -1006,6 +1033,7 @@ NEW = [
     "SarvamMLA",
     "HYV3",
     "Afmoe",
+    "Lfm3",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

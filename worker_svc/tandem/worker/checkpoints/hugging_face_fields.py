@@ -320,6 +320,11 @@ CONFIG: Mapping[str, Table] = {
     "lfm2_moe": _LFM2
     | rules(USED, "num_dense_layers num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob")
     | rules(USED, "use_expert_bias routed_scaling_factor"),
+    "lfm3": _CONFIG
+    | rules(USED, "norm_eps conv_L_cache conv_bias sliding_window use_sandwich_norm use_attention_gate")
+    | {"tie_embedding": Only((True,)), "rms_norm_eps": Only()}
+    # only among the RoPE parameters of each kind of layers
+    | rules(Only(), "rope_theta rope_scaling original_max_position_embeddings"),
     "granitemoehybrid": _CONFIG
     | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
     | rules(USED, "shared_intermediate_size position_embedding_type")
