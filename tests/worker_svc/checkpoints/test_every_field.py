@@ -182,6 +182,9 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": MODELS["phi 2"],
     "nemotron": MODELS["nemotron with biases, a table for both"],
     "jais2": MODELS["jais 2"],
+    "cohere2_moe": MODELS[
+        "cohere2 moe, sigmoids, RMS norms, two shared that are averaged, dense layers of another size"
+    ],
     "lfm3": MODELS["lfm3"],
     "afmoe": MODELS["trinity"],
     "hy_v3": MODELS["hunyuan 3, biases, layers that are listed, two shared"],
@@ -229,6 +232,8 @@ IDLE = {
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
     "hy_v3": {"num_nextn_predict_layers", "num_local_experts"},
+    # Layers are listed, norms are RMS norms, and theta is among the RoPE parameters.
+    "cohere2_moe": {"first_k_dense_replace", "sliding_window_pattern", "layer_norm_eps", "rope_theta"},
     **{key: {"num_nextn_predict_layers"} for key in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")},
     # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},

@@ -1220,6 +1220,32 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         1.73,
     ),
+    # Of Cohere 2 with experts what transformers has where a file says nothing.
+    "Cohere 2 with experts": (
+        described(
+            "Cohere2Moe",
+            "cohere2_moe",
+            **sizes(256000, 8192, 22528, 40, 64, 64, 8192) | {"bos_token_id": 5, "eos_token_id": 255001},
+            attention_bias=False,
+            expert_selection_fn="softmax",
+            head_dim=128,
+            layer_norm_eps=1e-5,
+            logit_scale=0.0625,
+            norm_topk_prob=True,
+            num_experts=8,
+            num_experts_per_tok=2,
+            num_shared_experts=0,
+            pad_token_id=0,
+            prefix_dense_sliding_window_pattern=1,
+            rms_norm_eps=None,
+            rope_scaling=None,
+            rope_theta=10000.0,
+            shared_expert_combination_strategy="average",
+            sliding_window=4096,
+            tie_word_embeddings=True,
+        ),
+        190.0,
+    ),
     "Trinity-Mini": (
         described(
             "Afmoe",

@@ -185,6 +185,7 @@ TRINITY = QWEN_EXPERTS | {
     **{"num_hidden_layers": 5, "head_dim": 8, "sliding_window": WINDOW, "num_dense_layers": 1, "route_scale": 2.5},
     "mup_enabled": True,
 }
+COHERE2_MOE = COHERE2 | {"head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 28}
 HUNYUAN_3 = QWEN_EXPERTS | {"head_dim": 8}
 MELLUM = QWEN_EXPERTS | {
     "sliding_window": WINDOW,
@@ -768,6 +769,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": MIXED, "num_dense_layers": 2, "num_shared_experts": 1, "mup_enabled": False}
         | {"rope_parameters": {"rope_theta": 100.0, **ONE_STEP}},
     ),
+    "cohere2 moe": ("Cohere2Moe", COHERE2_MOE),
+    "cohere2 moe, sigmoids, RMS norms, two shared that are averaged, dense layers of another size": (
+        "Cohere2Moe",
+        COHERE2_MOE
+        | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-5, "num_shared_experts": 2, "attention_bias": True}
+        | {"shared_expert_combination_strategy": "average", "prefix_dense_intermediate_size": 64}
+        | {"first_k_dense_replace": 2, "tie_word_embeddings": False},
+    ),
+    "cohere2 moe, layers that are listed, one shared that is added, sigmoids as they are": (
+        "Cohere2Moe",
+        COHERE2_MOE
+        | {"layer_types": MIXED, "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"]}
+        | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid"}
+        | {"norm_topk_prob": False, "prefix_dense_sliding_window_pattern": 2},
+    ),
     "hunyuan 3": ("HYV3", HUNYUAN_3),
     "hunyuan 3, biases, layers that are listed, two shared": (
         "HYV3",
@@ -962,7 +978,7 @@ COMPANY += [
     "exaone4",
     "dots1, biases, groups, windows in upper layers",
 ]
-COMPANY += ["lfm3", "trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
+COMPANY += ["cohere2 moe", "lfm3", "trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -1034,6 +1050,7 @@ NEW = [
     "HYV3",
     "Afmoe",
     "Lfm3",
+    "Cohere2Moe",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

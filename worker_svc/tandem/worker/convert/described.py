@@ -53,6 +53,7 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.context_length,
         architecture.norm_eps: config.norm_eps,
+        **({"rms_norm_eps": config.norm_eps} if config.norm == "rms" else {}),
         "hidden_act": activation,
         "hidden_activation": activation,
         "tie_word_embeddings": config.tie_embeddings,
@@ -161,9 +162,22 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     }
     if experts.clamped is not None:
         values |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
+    if config.architecture == "cohere2_moe":
+        rotated = any(layer not in config.unrotated_layers for layer in experts.dense_layers if _is_full(config, layer))
+        values |= {
+            "intermediate_size": experts.intermediate_size,
+            "prefix_dense_intermediate_size": config.intermediate_size,
+            "prefix_dense_sliding_window_pattern": 1 if rotated else 2,
+            "expert_selection_fn": experts.score,
+            "shared_expert_combination_strategy": "sum" if experts.shared_multiplier == 1 else "average",
+        }
     if config.chunked:
         values |= {"intermediate_size": experts.intermediate_size, "intermediate_size_mlp": config.intermediate_size}
     return values
+
+
+def _is_full(config: ModelConfig, layer: int) -> bool:
+    return not config.windows or not config.windows[layer]
 
 
 def _gemma4(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:

@@ -271,7 +271,7 @@ class Layer(torch.nn.Module):
             return None
         chosen_by, weights = (None if each is None else each.weight for each in (mlp.router_bias, mlp.weights))
         routing = Routing.of(mlp.config, chosen_by, weights)
-        shared = None if mlp.shared is None else _ordinary(mlp.shared)
+        shared = None if mlp.shared is None else _ordinary(mlp.shared, mlp.config.shared_multiplier)
         around = mlp.into_experts, mlp.out_of_experts
         return FeedingExperts(mlp.joined, mlp.router, routing, *around, shared, mlp.shared_router)
 

@@ -14,6 +14,7 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
     SHARED_EXPERT,
     SINKS,
 )
+from tandem.worker.checkpoints.hugging_face_cohere2_moe import cohere2_moe, said_once
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
@@ -297,6 +298,24 @@ EXPERTS = (
             always={"score": "sigmoid", "biased": True},
         ),
         always={"norm_placement": "both", "attention_gate": True},
+    ),
+    Architecture(
+        "cohere2_moe",
+        "Cohere2MoeForCausalLM",
+        GLM4_MOE_NAMES,
+        special_ids={"bos_token_id": 5, "eos_token_id": 255001},
+        head_dim=128,
+        attention_bias=False,
+        sliding_window=4096,
+        full_every=4,
+        tied=True,
+        interleaved=True,
+        norm_eps="layer_norm_eps",
+        logit_scale=0.0625,
+        own_layer_kinds=True,
+        prepared=said_once,
+        further=cohere2_moe,
+        always={"norm": "layer", "parallel": True},
     ),
     Architecture(
         "minimax_m2",
