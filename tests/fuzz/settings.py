@@ -67,7 +67,7 @@ GROUPS = (1, 2, 3, 4)
 ACTIVATED = (
     *("Llama", "Mistral", "Ministral", "Ministral3", "Qwen2", "Qwen3", "SmolLM3", "SeedOss", "Helium", "InternLM3"),
     *("Arcee", "Ernie4_5", "Granite", "Starcoder2", "Cohere2", "Olmo2", "Olmo3", "Glm4", "Phi3", "Youtu", "MiniCPM3"),
-    *("Phi", "GraniteSWA", "Nemotron", "HyperCLOVAX", "Exaone"),
+    *("Phi", "GraniteSWA", "Nemotron", "HyperCLOVAX", "Exaone", "Jais2"),
     *("Olmo", "HunYuanDenseV1", "GPTNeoX"),
 )
 ACTIVATION = one_of("silu", "silu", "relu", "relu2", "gelu", "gelu_pytorch_tanh", "gelu_new")
@@ -391,7 +391,8 @@ def drawn(random: Random) -> Model:
     changes = sized(kind, changes, random)
     if kind in PARTIAL and changes.get("head_dim", SIZES["head_dim"]) is not None:
         changes["head_dim"] = random.choice((4, 6, 8, 12, 16, 32, 40, 64, 128))
-    if kind in ("Llama", "Arcee", "InternLM3", "Gemma2", "Gemma3Text"):  # which want it so, whatever a head's size is
+    # which want it so, whatever a head's size is
+    if kind in ("Llama", "Arcee", "InternLM3", "Gemma2", "Gemma3Text", "Jais2"):
         heads = changes["num_attention_heads"]
         changes["hidden_size"] = -(-changes["hidden_size"] // heads) * heads
     fields = getattr(transformers, f"{kind}Config").__dataclass_fields__

@@ -50,6 +50,13 @@ pytestmark = [
 MODELS = {
     "delta rule": replace(MODEL, recurrence=DeltaNet((0,), 2, 4, 8, 16, 4)),
     "convolution": replace(MODEL, recurrence=ShortConvolution((0,), 64, 3)),
+    "convolution, norms around, gates of heads": replace(
+        MODEL,
+        recurrence=ShortConvolution((0,), 64, 7),
+        norm_placement="both",
+        attention_gate=True,
+        gate_by_head=True,
+    ),
     "state space": replace(MODEL, recurrence=Mamba((1,), 4, 16, 2, 8, 4, least_dt=0.1, most_dt=0.9)),
     "state space beside attention": replace(
         MODEL, recurrence=Mamba((0, 1), 4, 16, 2, 8, 4, norm="none", multipliers=(0.8, 0.9, 1.3, 1.2, 0.7),

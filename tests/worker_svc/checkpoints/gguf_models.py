@@ -49,6 +49,7 @@ ARCHITECTURES = {
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
+    "afmoe": "afmoe",
     "gpt_oss": "gpt-oss",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -72,6 +73,7 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "phi": "phi2",
     "nemotron": "nemotron",
+    "jais2": "jais2",
     "exaone": "exaone",
     "solar_open": "glm4moe",
     "granitemoeshared": "granitemoe",
@@ -158,7 +160,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length(head_dim)
     if config.model_type in ("stablelm", "gpt_neox"):
         writer.add_parallel_residual(config.use_parallel_residual)
-    if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm"):
+    if config.model_type in ("starcoder2", "cohere", "cohere2", "stablelm", "jais2"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
     elif config.model_type in ("phi", "gpt_neox", "nemotron"):
         writer.add_layer_norm_eps(config.norm_eps if config.model_type == "nemotron" else config.layer_norm_eps)
@@ -176,7 +178,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
     if (
-        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "phimoe", "exaone4")
+        config.model_type
+        in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "phimoe", "exaone4", "afmoe")
         and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)
@@ -205,13 +208,19 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.model_type in ("glm4_moe", "minimax_m2", "dots1", "solar_open"):
+    if config.model_type in ("glm4_moe", "minimax_m2", "dots1", "solar_open", "afmoe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config.model_type in ("glm4_moe", "dots1", "solar_open"):
         writer.add_leading_dense_block_count(getattr(config, "first_k_dense_replace", 0))
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.model_type == "afmoe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_shared_count(config.num_shared_experts)
+        writer.add_expert_weights_scale(config.route_scale)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "ernie4_5_moe":
         writer.add_interleave_moe_layer_step(config.moe_layer_interval)
         writer.add_leading_dense_block_count(config.moe_layer_start_index)
@@ -475,6 +484,9 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
             rows = torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
             found.append((f"blk.{layer}.attn_qkv.{name.rpartition('.')[2]}", rows))
+            continue
+        if name.endswith("mlp.expert_bias"):
+            found.append((f"blk.{layer}.exp_probs_b.bias", tensor))
             continue
         if name.endswith("moe_statics.e_score_correction_bias"):
             found.append((f"blk.{layer}.exp_probs_b.bias", tensor[0]))

@@ -189,6 +189,15 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "vaultgemma": MODELS["vaultgemma"],
     "phi": MODELS["phi 2"],
     "nemotron": MODELS["nemotron with biases, a table for both"],
+    "jais2": MODELS["jais 2"],
+    "cohere2_moe": MODELS[
+        "cohere2 moe, sigmoids, RMS norms, two shared that are averaged, dense layers of another size"
+    ],
+    "lfm3": MODELS["lfm3"],
+    "afmoe": MODELS["trinity"],
+    "hy_v3": MODELS["hunyuan 3, biases, layers that are listed, two shared"],
+    "sarvam_moe": MODELS["sarvam moe, biases, no norms, groups, a part rotated"],
+    "sarvam_mla": MODELS["sarvam mla, a latent of queries, groups, yarn"],
     "hyperclovax": MODELS["hyperclovax"],
     "exaone": MODELS["exaone"],
     "granitemoeshared": MODELS["granite moe shared"],
@@ -230,6 +239,9 @@ IDLE = {
     "llama": {"layer_types"},
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
+    "hy_v3": {"num_nextn_predict_layers", "num_local_experts"},
+    # Layers are listed, norms are RMS norms, and theta is among the RoPE parameters.
+    "cohere2_moe": {"first_k_dense_replace", "sliding_window_pattern", "layer_norm_eps", "rope_theta"},
     **{key: {"num_nextn_predict_layers"} for key in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")},
     # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
@@ -266,7 +278,7 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     (tmp_path / "generation_config.json").unlink()  # its ids would win
     file = tmp_path / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
-    if name.startswith(("qwen", "exaone", "dots1")):
+    if name.startswith(("qwen", "exaone", "dots1", "afmoe")):
         config.pop("layer_types", None)  # or else the fields that they come from would not be looked at
         write(file, config)
     if name == "smollm3":
@@ -341,6 +353,7 @@ PLAUSIBLE: dict[str, Any] = {
     "output_router_logits": True,
     "router_aux_loss_coef": 0.5,
     "router_jitter_noise": 0.5,
+    "enable_moe_fp32_combine": False,
     "dtype": "float16",
     "torch_dtype": "float16",
     "auto_map": {},

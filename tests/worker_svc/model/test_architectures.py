@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint, open_head
 from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
 from tandem.worker.convert.comparison import difference
 from tandem.worker.model.loading import load_transformer
@@ -182,6 +182,12 @@ EXAONE_MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 28,
 }
+TRINITY = QWEN_EXPERTS | {
+    **{"num_hidden_layers": 5, "head_dim": 8, "sliding_window": WINDOW, "num_dense_layers": 1, "route_scale": 2.5},
+    "mup_enabled": True,
+}
+COHERE2_MOE = COHERE2 | {"head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 28}
+HUNYUAN_3 = QWEN_EXPERTS | {"head_dim": 8}
 MELLUM = QWEN_EXPERTS | {
     "sliding_window": WINDOW,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -251,6 +257,19 @@ LFM2 = {
     "layer_types": ["conv", "full_attention", "conv", "conv"],
     "block_multiple_of": 16,
     "pad_token_id": 0,
+}
+DEFAULT = {"rope_type": "default"}
+LFM3_ROPE = {
+    "sliding_attention": {**DEFAULT, "rope_theta": 300.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+}
+LFM3 = {
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "num_attention_heads": 8,
+    "sliding_window": WINDOW,
+    "pad_token_id": 0,
+    "rope_parameters": LFM3_ROPE,
 }
 LFM2_MOE = LFM2 | QWEN_EXPERTS | {"num_dense_layers": 1, "block_multiple_of": None}
 
@@ -691,6 +710,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe",
         LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
     ),
+    "lfm3": ("Lfm3", LFM3),
+    "lfm3, no gates, norms before alone, biases, rotated whole, output apart": (
+        "Lfm3",
+        LFM3
+        | {"use_attention_gate": False, "use_sandwich_norm": False, "conv_bias": True, "conv_L_cache": 3}
+        | {"tie_word_embeddings": False, "layer_types": ["sliding_attention", "conv", "full_attention"]}
+        | {"num_hidden_layers": 3, "rope_parameters": LFM3_ROPE | {"full_attention": {**DEFAULT, "rope_theta": 500.0}}},
+    ),
+    "lfm3, sizes that are not compiled, windows alone": (
+        "Lfm3",
+        LFM3
+        | {"head_dim": 12, "hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1}
+        | {"num_hidden_layers": 3, "layer_types": ["conv", "sliding_attention", "conv"]},
+    ),
     "granite hybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "granite hybrid, dense": ("GraniteMoeHybrid", GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0}),
     "granite hybrid, dense, rotated, biases, limits": (
@@ -768,6 +801,52 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron with biases, a table for both": (
         "Nemotron",
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rope_parameters": HALF},
+    ),
+    "sarvam moe": ("SarvamMoE", GLM4_MOE | {"head_dim": 8}),
+    "sarvam moe, biases, no norms, groups, a part rotated": (
+        "SarvamMoE",
+        GLM4_MOE
+        | {"head_dim": 8, "attention_bias": True, "use_qk_norm": False, "n_group": 4, "topk_group": 2}
+        | {"n_shared_experts": 2, "norm_topk_prob": False, "rope_parameters": HALF},
+    ),
+    "sarvam mla": ("SarvamMLA", DEEPSEEK | {"q_lora_rank": ABSENT}),
+    "sarvam mla, a latent of queries, groups, yarn": (
+        "SarvamMLA",
+        DEEPSEEK_V3 | {"attention_bias": True, "rope_parameters": YARN_OF_LATENTS, "first_k_dense_replace": 2},
+    ),
+    "trinity": ("Afmoe", TRINITY),
+    "trinity, layers that are listed, embeddings as they are": (
+        "Afmoe",
+        TRINITY
+        | {"layer_types": MIXED, "num_dense_layers": 2, "num_shared_experts": 1, "mup_enabled": False}
+        | {"rope_parameters": {"rope_theta": 100.0, **ONE_STEP}},
+    ),
+    "cohere2 moe": ("Cohere2Moe", COHERE2_MOE),
+    "cohere2 moe, sigmoids, RMS norms, two shared that are averaged, dense layers of another size": (
+        "Cohere2Moe",
+        COHERE2_MOE
+        | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-5, "num_shared_experts": 2, "attention_bias": True}
+        | {"shared_expert_combination_strategy": "average", "prefix_dense_intermediate_size": 64}
+        | {"first_k_dense_replace": 2, "tie_word_embeddings": False},
+    ),
+    "cohere2 moe, layers that are listed, one shared that is added, sigmoids as they are": (
+        "Cohere2Moe",
+        COHERE2_MOE
+        | {"layer_types": MIXED, "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"]}
+        | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid"}
+        | {"norm_topk_prob": False, "prefix_dense_sliding_window_pattern": 2},
+    ),
+    "hunyuan 3": ("HYV3", HUNYUAN_3),
+    "hunyuan 3, biases, layers that are listed, two shared": (
+        "HYV3",
+        HUNYUAN_3
+        | {"attention_bias": True, "mlp_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"num_shared_experts": 2, "router_scaling_factor": 0.7, "rope_parameters": {"rope_theta": 300.0}},
+    ),
+    "jais 2": ("Jais2", {}),
+    "jais 2 without biases, another activation, a table for both": (
+        "Jais2",
+        {"attention_bias": False, "mlp_bias": False, "hidden_act": "relu", "tie_word_embeddings": True},
     ),
     "hyperclovax": ("HyperCLOVAX", HYPERCLOVAX | {"embedding_multiplier": 3.0, "logits_scaling": 0.6}),
     "hyperclovax, norms before alone, biases, residuals multiplied": (
@@ -927,6 +1006,7 @@ GGUF += ["exaone4", "exaone4 without windows", "dots1", "gemma", "cohere"]
 GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, side by side"]
 GGUF += ["olmo", "hunyuan", "hunyuan, theta that is raised, a table for both", "hunyuan moe"]
 GGUF += ["gpt neox", "falcon", "falcon, newer, a norm each", "falcon, newer, one norm, a size of its own"]
+GGUF += ["jais 2", "trinity"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -997,6 +1077,7 @@ COMPANY += [
 ]
 COMPANY += ["olmo, queries, keys and values that are limited, biases", "hunyuan", "hunyuan moe"]
 COMPANY += ["apertus", "bamba", "gpt neox", "gptj", "falcon", "falcon, newer, a norm each, biases"]
+COMPANY += ["cohere2 moe", "lfm3", "trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron 3, latents, groups"]
@@ -1070,6 +1151,13 @@ NEW = [
     "Nemotron",
     "HyperCLOVAX",
     "Exaone",
+    "Jais2",
+    "SarvamMoE",
+    "SarvamMLA",
+    "HYV3",
+    "Afmoe",
+    "Lfm3",
+    "Cohere2Moe",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}
@@ -1180,6 +1268,18 @@ def test_tensors_of_a_layer_that_drafts_are_left_out_where_it_is_not_read(tmp_pa
     further = {f"model.mtp_{name}.0.weight": torch.ones(48) for name in ("emb_norm", "hidden_norm")}
     save_file(tensors | further, tmp_path / "model.safetensors", {"format": "pt"})
     assert_logits_agree(loaded(tmp_path), theirs, WINDOW)
+
+
+def test_the_layer_of_a_hunyuan_3_that_drafts_is_left_out_and_not_read(tmp_path: Path) -> None:
+    theirs = saved("HYV3", tmp_path, **HUNYUAN_3)
+    tensors = load_file(tmp_path / "model.safetensors")
+    further = {name.replace("layers.2.", "layers.3."): tensor.clone() for name, tensor in tensors.items()}
+    save_file(tensors | further, tmp_path / "model.safetensors", {"format": "pt"})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_nextn_predict_layers": 1}))
+    assert_logits_agree(loaded(tmp_path), theirs, WINDOW)
+    with pytest.raises(CheckpointError, match="has no head that guesses"):
+        open_head(tmp_path)
 
 
 def test_older_gguf_files_of_glm_have_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:

@@ -174,9 +174,10 @@ def test_an_activation_is_that_of_torch_and_the_same_bits_in_any_company(activat
     assert torch.equal(OURS.activate(activation, x[3:4].clone()), together[3:4])
 
 
-def test_gates_of_attention_are_those_in_float64_and_the_same_bits_in_any_company() -> None:
-    x, gates = numbers(7, 72), 5 * numbers(7, 144)[:, 72:]
-    expected = x.double() * gates.double().sigmoid()
+@pytest.mark.parametrize("count", [72, 9, 3, 18])  # 18: of four numbers each, which torch computes
+def test_gates_of_attention_are_those_in_float64_and_the_same_bits_in_any_company(count: int) -> None:
+    x, gates = numbers(7, 72), 5 * numbers(7, 72 + count)[:, 72:]
+    expected = x.double() * gates.double().sigmoid().repeat_interleave(72 // count, dim=1)
     together = OURS.gate_by_sigmoid(x.clone(), gates)
     torch.testing.assert_close(together.double(), expected, atol=1e-6, rtol=2e-6)
     assert torch.equal(OURS.gate_by_sigmoid(x[3:4].clone(), gates[3:4]), together[3:4])

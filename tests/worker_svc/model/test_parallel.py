@@ -43,6 +43,7 @@ SHARED = replace(EXPERTS, score="sigmoid", biased=True, groups=2, shared_size=24
 LATENT = {"latents": LATENTS, "num_kv_heads": 1, "head_dim": LATENTS.size, "rotary_dim": LATENTS.rotated}
 REPLICATED = (
     "norm",
+    "post_norm",
     "router",
     "router_bias",
     "router_logit_bias",
@@ -72,6 +73,13 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
 )
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
     assert_parts_are_the_whole(replace(CONFIG, **parts, logit_bias=True), size)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("by_head", [False, True])
+def test_ranks_share_gates_of_attention_and_have_all_norms_around_a_state(size: int, by_head: bool) -> None:
+    parts = {"attention_gate": True, "gate_by_head": by_head, "norm_placement": "both", "recurrence": CONVOLUTION}
+    assert_parts_are_the_whole(replace(CONFIG, qkv_bias=False, **parts), size)
 
 
 @pytest.mark.parametrize("size", [2, 8])

@@ -47,6 +47,17 @@ class Fields:
         """Returns fields of the same object with other values."""
         return Fields(self.path, values, self._prefix)
 
+    def renamed(self, usual: Mapping[str, str]) -> Fields:
+        """Returns the fields with the names that others have. Refuses one by both names that differ."""
+        values = dict(self.values)
+        for theirs, name in usual.items():
+            if theirs not in values:
+                continue
+            said = values.pop(theirs)
+            if values.setdefault(name, said) != said:
+                raise self.error(theirs, f"is {shown(said)}, but {name} is {shown(values[name])}")
+        return self.with_values(values)
+
     def error(self, key: str, problem: str) -> CheckpointError:
         """Makes the error of one field."""
         return CheckpointError(f"{self.path}: {self._prefix}{key} {problem}")

@@ -226,6 +226,19 @@ ARCHITECTURES = {
     ),
     "deepseek32": GgufArchitecture("deepseek_v32", **_INDEXED, further=deepseek32),
     "glm-dsa": GgufArchitecture("glm_moe_dsa", **_INDEXED, index_permuted=True, further=glm_dsa),
+    "afmoe": GgufArchitecture(
+        "afmoe",
+        qk_norm="head",
+        full_every=4,
+        unrotated_every=4,
+        layer_names=LAYER_NAMES
+        | _NORMS_AROUND
+        | _SHARED
+        | {"attention.gate": "attn_gate.weight", "router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
+        further=further.afmoe,
+        always={"norm_placement": "both", "attention_gate": True},
+    ),
     "minimax-m2": GgufArchitecture(
         "minimax_m2",
         qk_norm="whole",
@@ -366,6 +379,12 @@ ARCHITECTURES = {
         "nemotron",
         norm_eps="attention.layer_norm_epsilon",
         partly_rotated=True,
+        layer_names=LAYER_NAMES | _MLP_BIASES,
+        always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
+    "jais2": GgufArchitecture(
+        "jais2",
+        norm_eps="attention.layer_norm_epsilon",
         layer_names=LAYER_NAMES | _MLP_BIASES,
         always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
     ),

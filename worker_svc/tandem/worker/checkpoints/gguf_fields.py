@@ -117,6 +117,8 @@ _MORE: Mapping[str, Table] = {
     "minimax-m2": _EXPERTS,
     "olmo": _LAYER_NORM | rules(USED, "attention.clamp_kqv"),
     "hunyuan-moe": rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((1,))},
+    "afmoe": _EXPERTS
+    | rules(USED, "expert_shared_count leading_dense_block_count expert_weights_scale expert_weights_norm"),
     "olmo2": _WINDOWS,
     "phi3": rules(
         Only(), "rope.scaling.factor rope.scale_linear rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
@@ -129,6 +131,7 @@ _MORE: Mapping[str, Table] = {
     "nemotron": _LAYER_NORM,
     "gptneox": _LAYER_NORM | rules(USED, "use_parallel_residual"),
     "falcon": _LAYER_NORM | {"tensor_data_layout": Only(("jploski",))},  # q, k and v below each other
+    "jais2": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
     "granitemoe": _GRANITE | rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((0,))},

@@ -194,6 +194,11 @@ def hybrid(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, A
     }
 
 
+def afmoe(_fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
+    """Returns what embeddings are multiplied by, which llama.cpp takes for granted."""
+    return {"embedding_multiplier": config.hidden_size**0.5}
+
+
 def exaone4(_fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
     """Returns which layers do not rotate: those without a window beside others that have one."""
     return {"unrotated_layers": tuple(layer for layer, window in enumerate(config.windows) if not window)}

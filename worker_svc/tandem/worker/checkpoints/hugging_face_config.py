@@ -99,7 +99,9 @@ def _named(config: Fields) -> Architecture:
         if found is None:
             raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
         return found
-    found = next((each for each in served for name in each.class_names if classes == [name]), None)
+    # A class of transformers may be several of ours, which `model_type` tells apart.
+    of_class = [each for each in served if classes in [[name] for name in each.class_names]]
+    found = next((each for each in of_class if kind in (each.name, *each.also_named)), next(iter(of_class), None))
     if found is None:
         names = ", ".join(each.class_name for each in served)
         raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
@@ -137,7 +139,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         context_length = int(context_length * scaling.factor)
     known = architecture.attention_bias
     bias = known is not None and config.boolean("attention_bias", known)
-    normed = architecture.qk_norm_field and config.boolean("use_qk_norm", False)
+    qk_norm = architecture.qk_norm
+    if architecture.qk_norm_field:
+        qk_norm = "head" if config.boolean("use_qk_norm", qk_norm is not None) else None
     everywhere = architecture.use_bias is not None and config.boolean("use_bias", architecture.use_bias)
     output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
     keys = KEYS | LATENT_KEYS | {"norm_eps": architecture.norm_eps}
@@ -167,8 +171,8 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         tie_embeddings=tied,
         qkv_bias=architecture.qkv_bias or bias or everywhere or _flag(config, "qkv_bias", architecture.qkv_bias_field),
         output_bias=output_bias or everywhere,
-        mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", False)),
-        qk_norm="head" if normed else architecture.qk_norm,
+        mlp_bias=everywhere or (architecture.mlp_bias and config.boolean("mlp_bias", architecture.mlp_bias_usual)),
+        qk_norm=qk_norm,
         qkv_limit=_qkv_limit(config) if architecture.qkv_limit else 0.0,
         logit_bias=architecture.logit_bias is not None and config.boolean("lm_head_bias", architecture.logit_bias),
         windows=windows,
@@ -497,6 +501,8 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         if not known.greedy or _in_groups(config):
             values |= {"groups": groups, "groups_per_token": per_token}
         values["scale"] = config.number("routed_scaling_factor", known.scale)
+    elif known.scaled is not None:
+        values["scale"] = config.number(known.scaled, known.scale)
     if known.clamped:
         gate = {"alpha": config.number("swiglu_alpha", 1.702), "limit": config.number("swiglu_limit", 7.0)}
         keys = {"experts.clamped.alpha": "swiglu_alpha", "experts.clamped.limit": "swiglu_limit"}
@@ -512,7 +518,7 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         config,
         KEYS
         | {"experts.count": known.counts[0], "experts.intermediate_size": known.size}
-        | {"experts.shared_size": known.shared_size[0]},
+        | {"experts.shared_size": known.shared_size[0], "experts.scale": known.scaled or KEYS["experts.scale"]},
         count=_one_of(config, known.counts, known.count),
         per_token=config.integer("num_experts_per_tok", known.per_token),
         intermediate_size=size,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.hugging_face_older import renamed
 
 _PATTERN = "sliding_window_pattern"
 _USUAL = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps", "activation_function": "hidden_act"}
@@ -14,7 +13,7 @@ _USUAL = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps
 
 def with_usual_names(config: Fields) -> Fields:
     """Returns the config of an EXAONE 3 with the names that others have. Refuses one by both names that differ."""
-    return renamed(config, _USUAL)
+    return config.renamed(_USUAL)
 
 
 def with_pattern(config: Fields) -> Fields:

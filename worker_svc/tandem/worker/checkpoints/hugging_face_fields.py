@@ -201,6 +201,43 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | rules(USED, "num_nextn_predict_layers")
     | _PARTIAL,
+    "afmoe": _CONFIG
+    | rules(USED, "sliding_window global_attn_every_n_layers num_dense_layers mup_enabled route_scale")
+    | rules(USED, "num_experts num_shared_experts moe_intermediate_size num_experts_per_tok")
+    | rules(NEUTRAL, "load_balance_coeff use_grouped_mm")
+    | rules(Only((1,)), "n_group topk_group num_expert_groups num_limited_groups")
+    | {"route_norm": Only((True,)), "score_func": Only(("sigmoid",))},
+    "cohere2_moe": _CONFIG
+    | rules(USED, "attention_bias layer_norm_eps logit_scale sliding_window sliding_window_pattern mlp_layer_types")
+    | rules(USED, "first_k_dense_replace prefix_dense_sliding_window_pattern prefix_dense_intermediate_size")
+    | rules(USED, "num_experts num_experts_per_tok norm_topk_prob expert_selection_fn num_shared_experts")
+    | rules(USED, "shared_expert_combination_strategy"),
+    "hy_v3": _CONFIG
+    | rules(USED, "attention_bias mlp_bias mlp_layer_types num_experts num_local_experts num_shared_experts")
+    | rules(USED, "router_scaling_factor moe_intermediate_size num_experts_per_tok num_nextn_predict_layers")
+    # how a sum of two numbers is rounded, and what transformers does not look at
+    | rules(NEUTRAL, "enable_moe_fp32_combine enable_attention_fp32_softmax enable_lm_head_fp32 expert_hidden_dim")
+    | rules(NEUTRAL, "use_grouped_mm")
+    | rules(Only((True,)), "qk_norm route_norm moe_router_use_sigmoid moe_router_enable_expert_bias")
+    | {"first_k_dense_replace": Only((1,))},
+    "sarvam_moe": _CONFIG
+    | rules(USED, "attention_bias use_qkv_bias use_qk_norm first_k_dense_replace n_group topk_group norm_topk_prob")
+    | rules(USED, "n_routed_experts num_experts num_local_experts n_shared_experts num_shared_experts")
+    | rules(USED, "routed_scaling_factor moe_intermediate_size num_experts_per_tok")
+    | rules(NEUTRAL, "moe_shared_expert_intermediate_size embedding_dropout output_dropout router_dtype")
+    | rules(Only((0,)), "num_mtp_layers num_nextn_predict_layers")
+    | rules(Only((True,)), "use_rmsnorm moe_router_enable_expert_bias")
+    | {"score_function": Only(("sigmoid",))}
+    | _PARTIAL,
+    "sarvam_mla": _LATENTS
+    | _LATENT_EXPERTS
+    | rules(USED, "first_k_dense_replace num_experts num_local_experts num_shared_experts norm_topk_prob")
+    | rules(USED, "rope_interleave q_head_dim")
+    | rules(NEUTRAL, "embedding_dropout output_dropout router_dtype")
+    | rules(Only((0,)), "num_mtp_layers num_nextn_predict_layers")
+    | rules(Only((True,)), "moe_router_enable_expert_bias")
+    | {"topk_method": Only(("noaux_tc",))}
+    | dict.fromkeys(("scoring_func", "score_function"), Only(("sigmoid",))),
     "deepseek_v2": _LATENTS
     | _LATENT_EXPERTS
     | rules(USED, "first_k_dense_replace num_experts mlp_bias")
@@ -300,6 +337,11 @@ CONFIG: Mapping[str, Table] = {
     "lfm2_moe": _LFM2
     | rules(USED, "num_dense_layers num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob")
     | rules(USED, "use_expert_bias routed_scaling_factor"),
+    "lfm3": _CONFIG
+    | rules(USED, "norm_eps conv_L_cache conv_bias sliding_window use_sandwich_norm use_attention_gate")
+    | {"tie_embedding": Only((True,)), "rms_norm_eps": Only()}
+    # only among the RoPE parameters of each kind of layers
+    | rules(Only(), "rope_theta rope_scaling original_max_position_embeddings"),
     "granitemoehybrid": _CONFIG
     | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
     | rules(USED, "shared_intermediate_size position_embedding_type")
@@ -386,6 +428,7 @@ CONFIG: Mapping[str, Table] = {
     | {"rms_norm_eps": Only(), "head_dim": Only(), "use_bias": Only()}
     | _PARTIAL,
     "nemotron": _DENSE | rules(USED, "norm_eps attention_bias mlp_bias") | {"rms_norm_eps": Only()} | _PARTIAL,
+    "jais2": _DENSE | rules(USED, "layer_norm_eps attention_bias mlp_bias") | {"rms_norm_eps": Only()},
     "hyperclovax": _DENSE
     | rules(USED, "attention_bias mlp_bias embedding_multiplier residual_multiplier attention_multiplier")
     | rules(USED, "logits_scaling use_post_norm"),
@@ -478,6 +521,7 @@ ROPE_OF: Mapping[str, Table] = {
     "phi3": _PARTIAL,
     "glm4": _PARTIAL,
     "glm4_moe": _PARTIAL,
+    "sarvam_moe": _PARTIAL,
     "minimax_m2": _PARTIAL,
     "phimoe": rules(USED, "short_mscale long_mscale"),
     "qwen3_next": rules(USED, "partial_rotary_factor"),

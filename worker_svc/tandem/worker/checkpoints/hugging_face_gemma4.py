@@ -28,7 +28,7 @@ def gemma4(config: Fields, rope: Fields, windows: tuple[int, ...]) -> dict[str, 
     return {
         "embedding_multiplier": max(hidden_size, 1) ** 0.5,
         "full_heads": heads,
-        "rotary_dim": _rotary_dim(rope, heads.size),
+        "rotary_dim": turning(rope, heads.size),
         "values_are_keys": config.boolean("attention_k_eq_v", False),
         "shared_layers": config.integer("num_kv_shared_layers", 0),
         "shared_widening": 2 if config.boolean("use_double_wide_mlp", False) else 1,
@@ -62,7 +62,7 @@ def _full_heads(config: Fields, windows: tuple[int, ...]) -> KVHeads:
     return found.pop()
 
 
-def _rotary_dim(rope: Fields, head_dim: int) -> int | None:
+def turning(rope: Fields, head_dim: int) -> int | None:
     """Returns how many of a head's numbers turn; None: all."""
     if rope.text("rope_type", rope.text("type")) != "proportional":
         return None

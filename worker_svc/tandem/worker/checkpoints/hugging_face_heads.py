@@ -27,7 +27,8 @@ _OWN_NAMES = {
 
 def layer_of_head(config: Fields, architecture: Architecture) -> int | None:
     """Returns the number by which the files know the head's layer; None where it has names of its own, if any."""
-    return config.integer("num_hidden_layers") if architecture.drafting_layers else None
+    read = architecture.drafting_layers and not architecture.drafting_unread
+    return config.integer("num_hidden_layers") if read else None
 
 
 def head_tensors(path: Path, layer: int | None, architecture: Architecture, stored: Iterable[str]) -> dict[str, str]:

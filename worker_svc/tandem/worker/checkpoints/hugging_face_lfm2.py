@@ -1,10 +1,12 @@
-"""Reads what LFM2 says beyond other architectures: which layers have a convolution instead of attention, and sizes."""
+"""Reads what LFM2 and LFM3 say beyond other architectures: which layers have a convolution instead of attention, a
+window, norms and gates, and sizes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tandem.worker.checkpoints.fields import Fields, build
+from tandem.worker.checkpoints.fields import Fields, build, shown
+from tandem.worker.checkpoints.hugging_face_gemma4 import turning
 from tandem.worker.checkpoints.layer_parts import LFM2_SUM_OFFSET, LIMITS, Experts
 from tandem.worker.checkpoints.recurrences import ShortConvolution
 
@@ -16,6 +18,7 @@ _EXPERT_KEYS = {
     "experts.scale": "routed_scaling_factor",
 }
 _KINDS = ("conv", "full_attention")
+_WINDOW = "sliding_attention"  # of LFM3
 
 
 def lfm2(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
@@ -56,9 +59,32 @@ def lfm2_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[s
     return {"experts": experts, "recurrence": _convolutions(config, config.values.get("layer_types"), layers)}
 
 
-def _convolutions(config: Fields, kinds: object, layers: int) -> ShortConvolution | None:
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(_KINDS)} for each of the {layers} layers")
+def lfm3(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; `rope` are the parameters of layers without a window."""
+    layers = config.integer("num_hidden_layers")
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        usual = (_WINDOW, "conv", "full_attention", "conv")  # but for the first layer
+        kinds = ["conv" if layer == 0 else usual[layer % 4] for layer in range(min(max(layers, 0), 1 << 12))]
+    recurrence = _convolutions(config, kinds, layers, kernel=7, served=(*_KINDS, _WINDOW))
+    found: dict[str, Any] = {"recurrence": recurrence, "rotary_dim": turning(rope, config.integer("head_dim", 128))}
+    if _WINDOW in kinds:
+        # null says that there is none, unlike a field that is absent
+        window = config.integer("sliding_window", None if "sliding_window" in config.values else 256)
+        if window is None or window < 1:
+            raise config.error("sliding_window", f"must be at least 1, as layers have it, but is {shown(window)}")
+        found["windows"] = tuple(window if kind == _WINDOW else 0 for kind in kinds)
+    gated = config.boolean("use_attention_gate", True)
+    around = config.boolean("use_sandwich_norm", True)
+    found |= {"attention_gate": gated, "gate_by_head": gated, "norm_placement": "both" if around else "before"}
+    return found
+
+
+def _convolutions(
+    config: Fields, kinds: object, layers: int, *, kernel: int = 3, served: tuple[str, ...] = _KINDS
+) -> ShortConvolution | None:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in served for kind in kinds):
+        raise config.error("layer_types", f"must name one of {', '.join(served)} for each of the {layers} layers")
     found = tuple(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0])
     if not found:
         return None
@@ -68,7 +94,7 @@ def _convolutions(config: Fields, kinds: object, layers: int) -> ShortConvolutio
         KEYS,
         layers=found,
         channels=config.integer("hidden_size"),
-        kernel=config.integer("conv_L_cache", 3),
+        kernel=config.integer("conv_L_cache", kernel),
         biases=config.boolean("conv_bias", False),
     )
 

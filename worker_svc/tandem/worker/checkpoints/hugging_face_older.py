@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields
@@ -17,18 +16,6 @@ _OF_GPT_J = {
 }
 
 
-def renamed(config: Fields, usual: Mapping[str, str]) -> Fields:
-    """Returns the config with the names that others have. Refuses a field by both names that differ."""
-    values = dict(config.values)
-    for theirs, name in usual.items():
-        if theirs not in values:
-            continue
-        said = values.pop(theirs)
-        if values.setdefault(name, said) != said:
-            raise config.error(theirs, f"is {said!r}, but {name} is {values[name]!r}")
-    return config.with_values(values)
-
-
 def with_constant_eps(config: Fields) -> Fields:
     """Returns the config of an OLMo with the epsilon of its norms, which no file says."""
     return config.with_values(config.values | {"rms_norm_eps": 1e-5})
@@ -39,7 +26,7 @@ def with_constant_eps(config: Fields) -> Fields:
 
 def gpt_neox_names(config: Fields) -> Fields:
     """Returns the config with the usual names, and biases of feed-forward parts, which all have."""
-    found = renamed(config, _OF_GPT_NEOX)
+    found = config.renamed(_OF_GPT_NEOX)
     return found.with_values(found.values | {"mlp_bias": True})
 
 
@@ -54,7 +41,7 @@ def gpt_neox(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[s
 
 def gpt_j_names(config: Fields) -> Fields:
     """Returns the config with the usual names, and what all have or have unless it is said."""
-    found = renamed(config, _OF_GPT_J)
+    found = config.renamed(_OF_GPT_J)
     values = {"rotary_dim": 64, **found.values, "mlp_bias": True}
     if not found.has("intermediate_size"):
         values["intermediate_size"] = 4 * found.integer("hidden_size")

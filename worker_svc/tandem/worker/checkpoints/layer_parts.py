@@ -144,6 +144,7 @@ class Experts:
     best_of_group: int = 2  # how many of a group's best scores add up to its own
     gated: bool = True  # activation(gate x) * up x; else activation(up x), as of the shared one
     latent: int = 0  # numbers that those of which a token has some are given, and give, for the hidden size; 0: all
+    shared_multiplier: float = 1.0  # of what the shared expert gives
     sum_offset: float = 0.0  # added to the sum that weights are divided by
 
     def __post_init__(self) -> None:
@@ -161,6 +162,7 @@ class Experts:
                 "experts.per_token", f"{self.per_token} are not in {self.groups_per_token} groups of {each}"
             )
         require_finite("experts.scale", self.scale, above=0.0)
+        require_finite("experts.shared_multiplier", self.shared_multiplier, above=0.0)
         require_finite("experts.sum_offset", self.sum_offset, at_least=0.0)
         require_finite("experts.jitter", self.jitter, at_least=0.0)
         require_finite("experts.logit_multiplier", self.logit_multiplier, above=0.0)

@@ -91,6 +91,7 @@ class ModelConfig:
     per_layer_inputs: PerLayerInputs | None = None
     layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
+    gate_by_head: bool = False  # which is one number for each head
     latents: Latents | None = None  # what is stored of a token instead of each head's key and value, in all layers
     indexer: Indexer | None = None  # what chooses the tokens that are looked at; None: all are
     recurrence: Recurrence | None = None  # of layers that have states instead of attention
@@ -167,8 +168,10 @@ class ModelConfig:
         if self.recurrence is not None:
             if not self.attention_layers:
                 raise ConfigError("recurrence.layers", "leave no layer that has attention; one at least must have it")
-            if self.norm_placement != "before" or self.parallel or self.norm != "rms":
-                raise ConfigError("recurrence", "is served with RMS norms before a layer's parts alone")
+            if self.norm_placement == "after" or self.parallel or self.norm != "rms":
+                raise ConfigError("recurrence", "is served with RMS norms before a layer's parts, or around them")
+            if self.norm_placement == "both" and self.beside_attention:
+                raise ConfigError("norm_placement", "must be before where attention is beside a state")
             if set(self.recurrence.layers) & set(self.feed_forward_alone or ()):
                 raise ConfigError("feed_forward_alone", "has layers that have states")
         if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
@@ -425,8 +428,16 @@ class ModelConfig:
                 rows["v"] = rows["k"]
         return rows
 
+    def gates(self, layer: int) -> int:
+        """Returns by how many gates a layer with attention multiplies what that gives."""
+        if not self.attention_gate:
+            return 0
+        return self.num_heads if self.gate_by_head else self.projections(layer)["q"]
+
     def _mixing_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         shapes, recurrence = self._norm_shapes("attention.norm"), self.recurrence  # a layer's first norm
+        if self.norm_placement == "both":
+            shapes |= self._norm_shapes("attention.post_norm")
         if layer in self.attention_layers:
             shapes |= self._attention_shapes(layer)
         if recurrence is not None and layer in recurrence.layers:
@@ -441,9 +452,8 @@ class ModelConfig:
             return shapes | ({"attention.output_bias": (self.hidden_size,)} if self.output_bias else {})
         rows, head_dim = self.projections(layer), self.layer_heads[layer].size
         shapes = {
-            **(self._norm_shapes("attention.post_norm") if self.norm_placement == "both" else {}),
             **{f"attention.{name}": (size, self.hidden_size) for name, size in rows.items()},
-            **({"attention.gate": (rows["q"], self.hidden_size)} if self.attention_gate else {}),
+            **({"attention.gate": (self.gates(layer), self.hidden_size)} if self.attention_gate else {}),
             "attention.output": (self.hidden_size, rows["q"]),
         }
         if self.qkv_bias:

@@ -54,6 +54,7 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "max_position_embeddings": config.context_length,
         architecture.norm_eps: config.norm_eps,
+        **({"rms_norm_eps": config.norm_eps} if config.norm == "rms" else {}),
         "hidden_act": activation,
         "hidden_activation": activation,
         "activation": activation,
@@ -117,6 +118,7 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "no_rope_layers": turning,
         "layer_rope_theta": [_theta(config, layer) for layer in range(config.num_layers)],
         "attention_chunk_size": window,
+        "mup_enabled": config.embedding_multiplier != 1,
         "attn_temperature_tuning": growth is not None,
     }
     if growth is not None:
@@ -149,6 +151,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         (known.size if known else "moe_intermediate_size"): experts.intermediate_size,
         "norm_topk_prob": experts.normalized,
         "first_k_dense_replace": len(experts.dense_layers),
+        "num_dense_layers": len(experts.dense_layers),
         "mlp_only_layers": list(experts.dense_layers),
         "decoder_sparse_step": 1,
         "moe_layers": with_experts,
@@ -167,14 +170,27 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         ],
         "n_group": experts.groups,
         "topk_group": experts.groups_per_token,
-        "routed_scaling_factor": experts.scale,
+        (known.scaled if known and known.scaled else "routed_scaling_factor"): experts.scale,
         "router_jitter_noise": experts.jitter,
     }
     if experts.clamped is not None:
         values |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
+    if config.architecture == "cohere2_moe":
+        rotated = any(layer not in config.unrotated_layers for layer in experts.dense_layers if _is_full(config, layer))
+        values |= {
+            "intermediate_size": experts.intermediate_size,
+            "prefix_dense_intermediate_size": config.intermediate_size,
+            "prefix_dense_sliding_window_pattern": 1 if rotated else 2,
+            "expert_selection_fn": experts.score,
+            "shared_expert_combination_strategy": "sum" if experts.shared_multiplier == 1 else "average",
+        }
     if config.chunked:
         values |= {"intermediate_size": experts.intermediate_size, "intermediate_size_mlp": config.intermediate_size}
     return values
+
+
+def _is_full(config: ModelConfig, layer: int) -> bool:
+    return not config.windows or not config.windows[layer]
 
 
 def _gemma4(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:

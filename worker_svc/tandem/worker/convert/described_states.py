@@ -23,7 +23,7 @@ def states(config: ModelConfig) -> dict[str, Any]:
             "linear_conv_kernel_dim": sizes.kernel,
         }
     match config.architecture:
-        case "lfm2" | "lfm2_moe":
+        case "lfm2" | "lfm2_moe" | "lfm3":
             return _lfm2(config)
         case "granitemoehybrid":
             return _granite(config)
@@ -40,7 +40,14 @@ def _lfm2(config: ModelConfig) -> dict[str, Any]:
     sizes, experts = config.recurrence, config.experts
     assert sizes is None or isinstance(sizes, ShortConvolution)
     return {
-        "layer_types": _kinds(config, "conv", "full_attention"),
+        "layer_types": [
+            "sliding_attention" if window else kind
+            for window, kind in zip(
+                config.windows or (0,) * config.num_layers, _kinds(config, "conv", "full_attention"), strict=True
+            )
+        ],
+        "use_sandwich_norm": config.norm_placement == "both",
+        "use_attention_gate": config.attention_gate,
         "block_auto_adjust_ff_dim": False,
         **({} if sizes is None else {"conv_L_cache": sizes.kernel, "conv_bias": sizes.biases}),
         **(

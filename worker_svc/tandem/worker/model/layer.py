@@ -149,9 +149,9 @@ class Layer(torch.nn.Module):
         self._heads, self._kv_heads, self._stored_heads = config.num_heads, kv_heads if self._stores else 0, kv_heads
         self._qkv_shape = (-1, self._heads + 2 * self._kv_heads, head_dim)
         self._scale, self._cap = config.attention_scale, config.attention_soft_cap
-        self._gated = config.attention_gate
-        size = self._qkv_size + (self._q_size if config.attention_gate else 0)
-        self.qkv = Linear(config.hidden_size, size, dtype, bias=config.qkv_bias)
+        gates = config.gates(index)
+        self._share_a_gate = self._q_size // gates if gates else 0
+        self.qkv = Linear(config.hidden_size, self._qkv_size + gates, dtype, bias=config.qkv_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         self._norms_without_weights = config.qk_norm == "unit" and self._rope != "none"
@@ -224,7 +224,7 @@ class Layer(torch.nn.Module):
         sinks = None if self.sinks is None else self.sinks.weight
         attended = step.plans[self._attention].attend(keys, values, queries, Scores(self._scale, self._cap, sinks))
         attended = attended.view(-1, self._q_size)
-        if not self._gated:
+        if not self._share_a_gate:
             return attended
         return self._operations.gate_by_sigmoid(attended, projected[:, self._qkv_size :])
 
@@ -273,7 +273,7 @@ class Layer(torch.nn.Module):
             return None
         chosen_by, weights = (None if each is None else each.weight for each in (mlp.router_bias, mlp.weights))
         routing = Routing.of(mlp.config, chosen_by, weights)
-        shared = None if mlp.shared is None else _ordinary(mlp.shared)
+        shared = None if mlp.shared is None else _ordinary(mlp.shared, mlp.config.shared_multiplier)
         around = mlp.into_experts, mlp.out_of_experts
         return FeedingExperts(mlp.joined, mlp.router, routing, *around, shared, mlp.shared_router)
 
@@ -307,7 +307,7 @@ class Layer(torch.nn.Module):
             scores=Scores(self._scale, self._cap, sinks),
             grows=self._queries_grow,
             query_weights=self._query_weights,
-            gated=self._gated,
+            share_a_gate=self._share_a_gate,
             stores=self._stores,
             values_are_keys=self._values_are_keys,
         )
@@ -316,7 +316,7 @@ class Layer(torch.nn.Module):
     def _unfinished(self) -> Unfinished:
         """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""
         late = self._config.qk_norm != "whole" and not self._config.qkv_limit
-        late = late and not self._gated and not self._values_are_keys
+        late = late and not self._share_a_gate and not self._values_are_keys
         bias = self.qkv.bias.weight if late and self.qkv.bias is not None else None
         norms: list[torch.Tensor] = []
         if self._norms_without_weights or self._config.qk_norm == "behind":
@@ -375,7 +375,7 @@ class Layer(torch.nn.Module):
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         places = {f"attention.{name}": Destination(self.qkv, row) for name, row in self._first_rows.items()}
         places["attention.output"] = Destination(self.attention_output, 0)
-        if self._gated:
+        if self._share_a_gate:
             places["attention.gate"] = Destination(self.qkv, self._qkv_size)
         if self.qkv.bias is not None:
             for name, row in self._first_rows.items():

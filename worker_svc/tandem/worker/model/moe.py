@@ -105,16 +105,22 @@ class MixtureOfExperts(torch.nn.Module):
                 else self.joined(inputs, shares, chosen, None, None)
             )
             answers = self.out_of_experts(answers)
-            return answers if self.shared is None else answers + self.shared(x)
+            return answers if self.shared is None else answers + self._shared_answers(x)
         if self.joined is not None:
-            shared = None if self.shared is None else self.shared(x)
+            shared = None if self.shared is None else self._shared_answers(x)
             gate = None if self.shared_router is None else self.shared_router(x)
             return self.joined(inputs, shares, chosen, shared, gate)
         result = self._one_by_one(inputs, shares, chosen)
         if self.shared is not None:
-            answers = self.shared(x)
+            answers = self._shared_answers(x)
             result += answers if self.shared_router is None else answers * sigmoid(self.shared_router(x).float())
         return result.to(x.dtype)
+
+    def _shared_answers(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns what the shared expert gives, `[N, hidden]`."""
+        assert self.shared is not None
+        answers: torch.Tensor = self.shared(x)
+        return answers if self.config.shared_multiplier == 1 else answers * self.config.shared_multiplier
 
     def _one_by_one(self, inputs: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Returns the sum over a row's experts, float32, each expert being computed for itself."""

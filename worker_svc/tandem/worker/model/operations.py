@@ -162,7 +162,8 @@ class Operations(Protocol):
         ...
 
     def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Computes `x / (1 + exp(-gates))` of `[N, size]` both in float32; `x` may be overwritten."""
+        """Computes `x / (1 + exp(-gates))` of `[N, size]` in float32; `x` may be overwritten. Where gates are fewer,
+        `[N, count]`, numbers that follow each other share one."""
         ...
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
@@ -284,7 +285,8 @@ class TorchOperations:
         return ACTIVATIONS[activation](x)
 
     def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        return (x * sigmoid(gates.float())).to(x.dtype)
+        shared = x.view(len(x), gates.shape[1], -1)
+        return (shared * sigmoid(gates.float()).unsqueeze(-1)).to(x.dtype).flatten(1)
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
         return TorchMoves(plan)

@@ -72,6 +72,7 @@ class ExpertFields:
     )  # what the first one is called, its default
     grouped: bool = False  # whether it knows `n_group`, `topk_group` and `routed_scaling_factor`; their defaults follow
     groups: Mapping[str, int] = field(default_factory=lambda: {"n_group": 1, "topk_group": 1})
+    scaled: str | None = None  # which field says the scale where it does not know groups; its default is `scale`
     scale: float = 1.0
     greedy: bool = False  # groups count where `topk_method` says so alone
     clamped: bool = False  # whether it knows `swiglu_alpha` and `swiglu_limit`
@@ -97,7 +98,7 @@ class Architecture:
     qkv_bias_field: bool | None = None  # the default of `qkv_bias`; None: it does not know it
     qk_norm: Literal["head", "whole", "behind"] | None = None
     qkv_limit: bool = False  # whether it knows `clip_qkv`
-    qk_norm_field: bool = False  # whether `use_qk_norm` gives it norms of heads
+    qk_norm_field: bool = False  # whether `use_qk_norm` gives it norms of heads; `qk_norm` says by default
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output
     output_bias_apart: bool = False  # that field is not the output's, which has its own, `attention_out_bias`, or none
     sliding_window: int | None = None  # where the file does not say it
@@ -105,6 +106,7 @@ class Architecture:
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
     mlp_bias: bool = False  # whether it knows this field, of the feed-forward part's matrices
+    mlp_bias_usual: bool = False  # the default of that field
     # Without `layer_types`, every second one of the first `max_window_layers` layers has a window, beginning with the
     # first one; elsewhere those behind them have.
     windows_in_turns: bool = False
@@ -133,6 +135,7 @@ class Architecture:
     logit_bias: bool | None = None  # the default of `lm_head_bias`; None: it does not know it
     experts: ExpertFields | None = None
     drafting_layers: bool = False  # whether it knows `num_nextn_predict_layers`, behind the others in the files
+    drafting_unread: bool = False  # which are not read
     float32_router: bool = False  # `transformers` multiplies the router in float32, whatever it is stored in
     transposed_experts: bool = False  # plain experts are stored `[in, out]`
     experts_by_turns: bool = False  # the outputs of their gate and up take turns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.worker.checkpoints.hugging_face_afmoe import afmoe
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GLM4_MOE_NAMES,
@@ -14,15 +15,37 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
     SHARED_EXPERT,
     SINKS,
 )
+from tandem.worker.checkpoints.hugging_face_cohere2_moe import cohere2_moe, said_once
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
 from tandem.worker.checkpoints.hugging_face_hunyuan import with_one_number
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
+from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_moe
 
 _ERNIE_MOE_NAMES = GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
 _HUNYUAN_MOE_NAMES = HUNYUAN_NAMES | {
     "router": "mlp.gate.wg.weight",
     **{f"shared.{part}": f"mlp.shared_mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
+_SARVAM_NAMES = GLM4_MOE_NAMES | {
+    **{f"attention.{part}": "attention.query_key_value.weight" for part in "qkv"},
+    **{f"attention.{part}_bias": "attention.query_key_value.bias" for part in "qkv"},
+    "attention.output": "attention.dense.weight",
+    "attention.q_norm": "attention.query_layernorm.weight",
+    "attention.k_norm": "attention.key_layernorm.weight",
+    "router_bias": "mlp.gate.expert_bias",
+}
+_HY_V3_NAMES = {name: stored.replace("shared_experts", "shared_mlp") for name, stored in GLM4_MOE_NAMES.items()} | {
+    "router": "mlp.router.gate.weight",
+    "router_bias": "mlp.expert_bias",
+}
+_AFMOE_NAMES = GLM4_MOE_NAMES | {
+    "attention.gate": "self_attn.gate_proj.weight",
+    "attention.post_norm": "post_attention_layernorm.weight",
+    "mlp.norm": "pre_mlp_layernorm.weight",
+    "mlp.post_norm": "post_mlp_layernorm.weight",
+    "router": "mlp.router.gate.weight",
+    "router_bias": "mlp.expert_bias",
 }
 _QWEN2_MOE_NAMES = LAYER_NAMES | SHARED_EXPERT
 _GRANITE_SHARED = {
@@ -203,6 +226,102 @@ EXPERTS = (
             always={"score": "sigmoid", "biased": True},
         ),
         float32_router=True,
+    ),
+    Architecture(
+        "sarvam_moe",
+        "SarvamMoEForCausalLM",
+        _SARVAM_NAMES,
+        also_spelled=("Glm4MoeForCausalLM",),
+        special_ids={"eos_token_id": 1},
+        rope_theta=8e6,
+        head_dim=64,
+        attention_bias=False,
+        output_bias_apart=True,
+        qk_norm="head",
+        qk_norm_field=True,
+        partial_rotary=1.0,
+        prepared=sarvam_moe,
+        renamed={"model.word_embeddings.": "model.embed_tokens."},
+        experts=ExpertFields(
+            ("n_routed_experts",),
+            per_token=6,
+            normalized_by_default=True,
+            dense="first",
+            shared="count",
+            grouped=True,
+            scale=2.5,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "hy_v3",
+        "HYV3ForCausalLM",
+        _HY_V3_NAMES,
+        special_ids={},
+        rope_theta=11158840.0,
+        head_dim=128,
+        qk_norm="head",
+        attention_bias=False,
+        mlp_bias=True,
+        drafting_layers=True,
+        drafting_unread=True,
+        experts=ExpertFields(
+            ("num_experts", "num_local_experts"),
+            192,
+            normalized=True,
+            dense="kinds",
+            shared="count",
+            shared_counted="num_shared_experts",
+            scaled="router_scaling_factor",
+            scale=2.826,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "afmoe",
+        "AfmoeForCausalLM",
+        _AFMOE_NAMES,
+        special_ids={},
+        head_dim=128,
+        qk_norm="head",
+        sliding_window=1024,
+        window_by_layer=True,
+        full_every=4,
+        rotated_windows=True,
+        prepared=afmoe,
+        experts=ExpertFields(
+            ("num_experts",),
+            64,
+            6,
+            normalized=True,
+            dense="first",
+            shared="count",
+            shared_counted="num_shared_experts",
+            shared_count=2,
+            scaled="route_scale",
+            always={"score": "sigmoid", "biased": True},
+        ),
+        always={"norm_placement": "both", "attention_gate": True},
+    ),
+    Architecture(
+        "cohere2_moe",
+        "Cohere2MoeForCausalLM",
+        GLM4_MOE_NAMES,
+        special_ids={"bos_token_id": 5, "eos_token_id": 255001},
+        head_dim=128,
+        attention_bias=False,
+        sliding_window=4096,
+        full_every=4,
+        tied=True,
+        interleaved=True,
+        norm_eps="layer_norm_eps",
+        logit_scale=0.0625,
+        own_layer_kinds=True,
+        prepared=said_once,
+        further=cohere2_moe,
+        always={"norm": "layer", "parallel": True},
     ),
     Architecture(
         "minimax_m2",

@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
 from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES, GRANITE_MOE_NAMES, SHARED_EXPERT
-from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
+from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe, lfm3
 from tandem.worker.checkpoints.hugging_face_mamba import bamba, falcon_h1, granite_hybrid, nemotron_h, with_layers
 
 _HYBRID_NAMES = LAYER_NAMES | {
@@ -42,6 +42,14 @@ _LFM2_NAMES = LAYER_NAMES | {
     "short_convolution.filter_bias": "conv.conv.bias",
     "short_convolution.output": "conv.out_proj.weight",
     "short_convolution.output_bias": "conv.out_proj.bias",
+}
+_LFM3_NAMES = _LFM2_NAMES | {
+    "attention.gate": "self_attn.gate_proj.weight",
+    "attention.output": "self_attn.o_proj.weight",
+    "attention.q_norm": "self_attn.q_norm.weight",
+    "attention.k_norm": "self_attn.k_norm.weight",
+    "attention.post_norm": "post_operator_norm.weight",
+    "mlp.post_norm": "post_ffn_norm.weight",
 }
 
 
@@ -123,6 +131,17 @@ HYBRIDS = (
     ),
     Architecture("lfm2", "Lfm2ForCausalLM", **_LFM2, intermediate_size=12288, further=lfm2),
     Architecture("lfm2_moe", "Lfm2MoeForCausalLM", **_LFM2, intermediate_size=7168, further=lfm2_moe),
+    Architecture(
+        "lfm3",
+        "Lfm3ForCausalLM",
+        **dict(_LFM2) | {"layer_names": _LFM3_NAMES},
+        special_ids={"bos_token_id": 124894, "eos_token_id": 124900},
+        rope_stated=True,
+        head_dim=128,
+        window_rope=10000.0,
+        proportional=True,
+        further=lfm3,
+    ),
     Architecture(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",

@@ -8,6 +8,7 @@ from typing import Any
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES
 from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
+from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_mla
 
 _LATENT_NAMES = GLM4_MOE_NAMES | {
     "attention.query_latent": "self_attn.q_a_proj.weight",
@@ -90,6 +91,27 @@ LATENTS = (
             shared="count",
             grouped=True,
             groups={"n_group": 8, "topk_group": 4},
+            scale=2.5,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+    ),
+    Architecture(
+        "sarvam_mla",
+        "SarvamMLAForCausalLM",
+        _LATENT_NAMES,
+        also_spelled=("DeepseekV3ForCausalLM",),
+        special_ids={"bos_token_id": 0, "eos_token_id": 1},
+        attention_bias=False,
+        interleaved=True,
+        latents=True,
+        prepared=sarvam_mla,
+        experts=ExpertFields(
+            ("n_routed_experts",),
+            normalized_by_default=True,
+            dense="first",
+            shared="count",
+            grouped=True,
             scale=2.5,
             always={"score": "sigmoid", "biased": True},
         ),

@@ -202,4 +202,15 @@ LAYER_NORMS = (
         norms_from_one=True,
         always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
     ),
+    Architecture(
+        "jais2",
+        "Jais2ForCausalLM",
+        LAYER_NAMES | NORM_BIASES,
+        special_ids={"bos_token_id": 0, "eos_token_id": 150024},
+        norm_eps="layer_norm_eps",
+        attention_bias=True,
+        mlp_bias=True,
+        mlp_bias_usual=True,
+        always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
+    ),
 )

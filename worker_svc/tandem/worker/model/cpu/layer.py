@@ -405,4 +405,5 @@ def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:
     layer.made.stored_heads, layer.made.limit = how.stored_heads, how.limit
     layer.stores, layer.values_are_keys = how.stores, how.values_are_keys
     layer.sinks, layer.query_weights = taken.vector(how.scores.sinks), taken.vector(how.query_weights)
-    layer.scale, layer.cap, layer.grows, layer.gated = how.scores.scale, how.scores.cap, how.grows, how.gated
+    layer.scale, layer.cap, layer.grows = how.scores.scale, how.scores.cap, how.grows
+    layer.share_a_gate = how.share_a_gate

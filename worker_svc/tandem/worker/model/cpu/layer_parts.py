@@ -95,7 +95,7 @@ class LayerStruct(ctypes.Structure):
     fed_by: float
     activation: int
     grows: bool
-    gated: bool
+    share_a_gate: int
     gated_mlp: bool
     feeds: int
     parallel: bool
@@ -129,7 +129,10 @@ class LayerStruct(ctypes.Structure):
         *((name, _Pointer) for name in ("sinks", "query_weights")),
         *((name, _Size) for name in ("hidden", "inner")),
         *((name, _Float) for name in ("eps", "scale", "cap", "gate_by", "fed_by")),
-        *((name, _Number) for name in ("activation", "grows", "gated", "centred", "gated_mlp", "feeds", "parallel")),
+        *(
+            (name, _Number)
+            for name in ("activation", "grows", "share_a_gate", "centred", "gated_mlp", "feeds", "parallel")
+        ),
         *((name, _Number) for name in ("stores", "values_are_keys")),
         ("experts", _Pointer),
         *((name, Matrix) for name in ("router", "shared_router", "into_experts", "out_of_experts")),
@@ -242,7 +245,7 @@ class Attending(NamedTuple):
     scores: Scores
     grows: bool  # queries are multiplied by the step's factors
     query_weights: torch.Tensor | None  # [head_dim], each query is multiplied by, once it is rotated
-    gated: bool  # what is attended to is multiplied by the sigmoids of the last numbers of the first product
+    share_a_gate: int  # what is attended to is multiplied by sigmoids of the first product's last numbers; 0: it is not
     stores: bool  # keys and values are the layer's own
     values_are_keys: bool  # before both are finished
 

@@ -100,7 +100,8 @@ class NativeOperations(TorchOperations):
         return super().activate(activation, x)
 
     def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        if _served(x, x.shape[1]):
+        together = x.shape[1] // gates.shape[1]
+        if _served(x, x.shape[1]) and (together == 1 or together % layers.LANES == 0):
             return layers.gate_by_sigmoid(x.contiguous(), gates)
         return super().gate_by_sigmoid(x, gates)
 

@@ -50,10 +50,10 @@ typedef struct {
     int64_t hidden, inner;
     float eps, scale, cap, gate_by,
         fed_by;  // by: what the gate, and the answer of the feed-forward part, are multiplied by
-    // grows: queries are multiplied by `growth`; gated: each has a gate behind all; centred: norms are LayerNorms;
-    // parallel: the feed-forward part is given the stream that attention is, by the same norm or one of its own; stores:
-    // keys and values are the layer's own
-    int32_t activation, grows, gated, centred, gated_mlp, feeds, parallel, stores, values_are_keys;
+    // grows: queries are multiplied by `growth`; share_a_gate: numbers that do, behind all; 0: none; centred: norms are
+    // LayerNorms; parallel: the feed-forward part is given the stream that attention is, by the same norm or one of its own;
+    // stores: keys and values are the layer's own
+    int32_t activation, grows, share_a_gate, centred, gated_mlp, feeds, parallel, stores, values_are_keys;
     // Where there are experts, the feed-forward part above is one that every row has beside, if it has any (`inner`).
     const Experts *experts;
     Matrix router, shared_router;         // the second: of the share of that one
@@ -180,7 +180,7 @@ static void repeat_keys(const Step *s, const Heads *h, float *qkv) {
 static int attend(const Layer *l, const Step *s, const float *entering, const Pages *keys, const Pages *values) {
     const Heads *h = &l->made;
     const int64_t d = h->head_dim, heads = h->heads, all = (heads + 2 * h->kv_heads) * d;
-    const int64_t stride = all + (l->gated ? heads * d : 0);
+    const int64_t stride = all + (l->share_a_gate ? heads * d / l->share_a_gate : 0);
     products(l->attention.first, entering, s->first, s);
     if (l->values_are_keys) repeat_keys(s, h, s->first);
     tandem_rotate_and_store(s->first, stride, h, s->cos, s->sin, l->stores ? keys : 0, values, s->format, s->slots,
@@ -192,7 +192,8 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
                                         s->blocks, s->count, s->most, s->tables, s->width, 0, s->first, stride,
                                         s->mixed, h->stored_heads, heads / h->stored_heads, 1, d, d, s->page_size,
                                         s->window, l->scale, l->cap, l->sinks, s->attention_threads);
-    if (l->gated) tandem_gate_by_sigmoid(s->mixed, s->first + all, s->rows, heads * d, stride, s->threads);
+    if (l->share_a_gate)
+        tandem_gate_by_sigmoid(s->mixed, s->first + all, s->rows, heads * d, l->share_a_gate, stride, s->threads);
     return failed;
 }
 

@@ -128,8 +128,10 @@ def gate(activation: Activation, gate_up: torch.Tensor, size: int) -> torch.Tens
 
 
 def gate_by_sigmoid(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Makes contiguous `x` `[N, size]` `x / (1 + exp(-gates))`, in place."""
-    calls().tandem_gate_by_sigmoid(x.data_ptr(), gates.data_ptr(), *x.shape, gates.stride(0), torch.get_num_threads())
+    """Makes contiguous `x` `[N, size]` `x / (1 + exp(-gates))`, in place; numbers that follow each other may share a
+    gate, a multiple of `LANES`."""
+    together, threads = x.shape[1] // gates.shape[1], torch.get_num_threads()
+    calls().tandem_gate_by_sigmoid(x.data_ptr(), gates.data_ptr(), *x.shape, together, gates.stride(0), threads)
     return x
 
 

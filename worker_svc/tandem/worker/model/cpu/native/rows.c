@@ -95,14 +95,18 @@ void tandem_activate(int activation, float *x, int64_t count, int threads) {
     for (int64_t i = 0; i < count; i += 8) _mm256_storeu_ps(x + i, gated(&how, _mm256_loadu_ps(x + i), one));
 }
 
-// x [rows, size] = x / (1 + e^-gate), gates' rows `stride` apart. size % 8 == 0.
-void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t size, int64_t stride, int threads) {
+// x [rows, size] = x / (1 + e^-gate), gates' rows `stride` apart; `together` numbers share a gate, 1 or a multiple of 8.
+// size % 8 == 0.
+void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t size, int64_t together, int64_t stride,
+                            int threads) {
     const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > 16384)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < size; i += 8) {
             float *here = x + row * size + i;
-            const __m256 power = exponential(_mm256_xor_ps(_mm256_loadu_ps(gates + row * stride + i), sign));
+            const float *gate = gates + row * stride + i / together;
+            const __m256 by = together == 1 ? _mm256_loadu_ps(gate) : _mm256_set1_ps(*gate);
+            const __m256 power = exponential(_mm256_xor_ps(by, sign));
             _mm256_storeu_ps(here, _mm256_div_ps(_mm256_loadu_ps(here), _mm256_add_ps(one, power)));
         }
 }
