@@ -154,46 +154,53 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
     }
 }
 
-// Scores of eight keys from number `key` on, or of `keys` and whatever behind them: q [rows], s [rows, width].
-INLINE void score_eight(const int rows, const int all, int64_t keys, const uint32_t *q, const void *k, int64_t key,
-                        const int64_t d, float *s, int64_t width, Soon *soon) {
-    const int64_t row = row_of_twos(d), asked = 8 * length_of(STORED, d) / (units_in(d) / UNITS_AT_ONCE);
+// Scores of one or two fours of keys from number `key` on, or of `keys` of them and whatever is behind them: q [rows], s
+// [rows, width].
+INLINE void score_fours(const int rows, const int fours, const int all, int64_t keys, const uint32_t *q, const void *k,
+                        int64_t key, const int64_t d, float *s, int64_t width) {
+    const int64_t row = row_of_twos(d);
     __m512 sum[FEW_TWOS][2];
-    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int r = 0; r < rows; r++)
+        for (int four = 0; four < fours; four++) sum[r][four] = _mm512_setzero_ps();
     for (int64_t i = 0; i < d; i += AT_ONCE) {
         __m512i tiles[2][4];
-        ask_soon_for(soon, asked);
-        for (int four = 0; four < 2; four++) {
+        for (int four = 0; four < fours; four++) {
             __m512i x[4];
             for (int n = 0; n < 4; n++)
                 x[n] = stored_at(k, key + (all || 4 * four + n < keys ? 4 * four + n : 0), i, d);
             four_tiles(x, tiles[four]);
         }
         for (int t = 0; t < 4; t++) {
-            __m512i one[UNITS_AT_ONCE], other[UNITS_AT_ONCE];
-            widen(tiles[0][t], one);
-            widen(tiles[1][t], other);
+            __m512i units[2][UNITS_AT_ONCE];
+            for (int four = 0; four < fours; four++) widen(tiles[four][t], units[four]);
             for (int n = 0; n < UNITS_AT_ONCE; n++, q += 16)
                 for (int r = 0; r < rows; r++) {
                     const __m512i query = _mm512_load_si512(q + r * row);
-                    sum[r][0] = add_twos(sum[r][0], one[n], query);
-                    sum[r][1] = add_twos(sum[r][1], other[n], query);
+                    for (int four = 0; four < fours; four++)
+                        sum[r][four] = add_twos(sum[r][four], units[four][n], query);
                 }
         }
     }
-    for (int r = 0; r < rows; r++) {
-        const __m512 low = _mm512_shuffle_f32x4(sum[r][0], sum[r][1], 0x44);
-        const __m512 two = _mm512_add_ps(low, _mm512_shuffle_f32x4(sum[r][0], sum[r][1], 0xee));
-        const __m512 even = _mm512_shuffle_f32x4(two, two, 0x08), odd = _mm512_shuffle_f32x4(two, two, 0x0d);
-        _mm256_store_ps(s + r * width, _mm256_add_ps(_mm512_castps512_ps256(even), _mm512_castps512_ps256(odd)));
-    }
+    for (int r = 0; r < rows; r++)
+        for (int four = 0; four < fours; four++) {
+            const __m512 blocks = sum[r][four];
+            const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(blocks), _mm512_extractf32x8_ps(blocks, 1));
+            const __m128 one = _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
+            _mm_store_ps(s + r * width + 4 * four, one);
+        }
 }
 
+// What is asked for comes at once, then fours of keys: lines that are asked for between them are read slower. More rows
+// are bound by arithmetic, and two fours hide what an addition waits for.
 INLINE void score_few(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
                       int64_t width, Soon *soon) {
+    const int fours = rows > 3 ? 2 : 1;
     int64_t key = 0;
-    for (; key + 8 <= keys; key += 8) score_eight(rows, 1, 8, q, k, key, d, s + key, width, soon);
-    if (key < keys) score_eight(rows, 0, keys - key, q, k, key, d, s + key, width, soon);
+    for (; key + 4 * fours <= keys; key += 4 * fours) {
+        ask_soon_for(soon, 4 * fours * length_of(STORED, d));
+        score_fours(rows, fours, 1, 0, q, k, key, d, s + key, width);
+    }
+    if (key < keys) score_fours(rows, fours, 0, keys - key, q, k, key, d, s + key, width);
 }
 
 // 16 registers of 16 twos become those of 16 keys each.
@@ -253,7 +260,7 @@ INLINE void score_block(const int rows, const int columns, const uint32_t *q, in
         }
 }
 
-// Scores of 16 or 32 turned keys, whose blocks are added up as `score_eight` does.
+// Scores of 16 or 32 turned keys, whose blocks are added up as `score_fours` does.
 INLINE void score_turned(const int rows, const int columns, const uint32_t *q, int64_t row, const uint32_t *tile,
                          int64_t units, float *s, int64_t width) {
     __m512 sum[4][ROWS_TWOS][2];
@@ -334,7 +341,7 @@ INLINE void output_columns(const int rows, const int vectors, const int paired, 
         for (int n = 0; n < vectors; n++) sum[r][n] = _mm512_load_ps(o + r * wide + i + 16 * n);
     int64_t key = 0;
     for (; key + 2 <= keys; key += 2, p++) {
-        if (!paired) ask_soon_for(soon, asked);
+        if (!paired && key % KEYS == 0) ask_soon_for(soon, asked);
         add_pair(rows, vectors, paired, 1, p, width, v, key, i, d, columns, sum);
     }
     if (key < keys) add_pair(rows, vectors, paired, 0, p, width, v, key, i, d, columns, sum);
@@ -342,11 +349,11 @@ INLINE void output_columns(const int rows, const int vectors, const int paired, 
         for (int n = 0; n < vectors; n++) _mm512_store_ps(o + r * wide + i + 16 * n, sum[r][n]);
 }
 
-// What comes next is asked for evenly by all of a pair's columns, and by the two turns that more rows than OUTPUT_ROWS take.
+// What comes next is asked for evenly by all columns, and by the two turns that more rows than OUTPUT_ROWS take.
 INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int64_t width, const void *v,
                         const int64_t d, int64_t columns, int64_t keys, float *o, int64_t wide, int64_t all_rows,
                         Soon *soon) {
-    const int64_t asked = 2 * length_of(STORED, d) * 64 / columns;
+    const int64_t asked = KEYS * length_of(STORED, d) * 64 / columns;
 #define COLUMNS_OF(VECTORS, ASKED)                                                                                     \
     output_columns(rows, VECTORS, paired, p, width, v, i, d, columns, keys, o, wide, ASKED, soon)
     int64_t i = 0;
