@@ -496,7 +496,7 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     if kind in PARTIAL:
         rotated = random.choice([n for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n])
         share = {"partial_rotary_factor": rotated / head_dim}
-    if kind in ("GPTNeoX", "Bamba", "Phi", "StableLm", "Nemotron", "Glm"):
+    if kind in ("GPTNeoX", "Bamba"):
         rotated, share = head_dim // 2, {"partial_rotary_factor": 0.5}
     if kind in LONGROPE:
         every = ("default", "longrope")
