@@ -25,7 +25,7 @@ from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, known_keys
 from tandem.worker.checkpoints.gguf_further import Facts, unfolded
 from tandem.worker.checkpoints.gguf_parts import GgufFiles
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.layer_parts import Experts, RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.layer_parts import LIMITS, Experts, RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
 
 ROPE_DIVISORS = "rope_freqs.weight"
@@ -172,7 +172,7 @@ def read_config(
         mlp_bias="ffn_up.bias" in parts and "mlp.up_bias" in architecture.layer_names,
         windows=windows,
         window_rope_theta=window_theta,
-        unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= 1 << 12 else (),
+        unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= LIMITS["num_layers"] else (),
         experts=experts,
         **architecture.always,
     )
@@ -202,7 +202,7 @@ def _windows(fields: Fields, architecture: GgufArchitecture, layers: int, contex
         if not architecture.windowed:
             raise fields.error("attention.sliding_window", f"must be at least 1, but is {window}")
         return ()
-    numbers = range(1, min(max(layers, 0), 1 << 12) + 1)
+    numbers = range(1, min(max(layers, 0), LIMITS["num_layers"]) + 1)
     usual = [not every or number % every > 0 for number in numbers]
     pattern = fields.values.get("attention.sliding_window_pattern", usual)
     pattern = pattern if isinstance(pattern, list) else [pattern] * len(usual)  # one number for all that are equal
@@ -231,7 +231,7 @@ def _experts(fields: Fields, known: GgufExperts, layers: int) -> Experts | None:
         dense = fields.integer("leading_dense_block_count", 0)
         if not 0 <= dense <= max(layers, 0):
             raise fields.error("leading_dense_block_count", f"must be from 0 to {layers}, but is {dense}")
-        values["dense_layers"] = tuple(range(min(dense, 1 << 12)))
+        values["dense_layers"] = tuple(range(min(dense, LIMITS["num_layers"])))
     normalized = known.normalized
     return build(
         Experts,

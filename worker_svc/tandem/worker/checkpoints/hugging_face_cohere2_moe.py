@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
 
 _KEYS = {
     "experts.count": "num_experts",
@@ -30,7 +30,7 @@ def said_once(config: Fields) -> Fields:
 def cohere2_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig`: norms, windows, which layers rotate, experts."""
     layers = config.integer("num_hidden_layers")
-    count = min(max(layers, 0), 1 << 12)  # the number of layers is checked already
+    count = min(max(layers, 0), LIMITS["num_layers"])  # the number of layers is checked already
     first = config.integer("first_k_dense_replace", 0)
     apart, every = config.integer("prefix_dense_sliding_window_pattern", 1), config.integer("sliding_window_pattern", 4)
     for key, number, least in (

@@ -21,6 +21,7 @@ from tandem.worker.checkpoints.hugging_face_latents import read_latents, score_m
 from tandem.worker.checkpoints.hugging_face_wrapped import text_config
 from tandem.worker.checkpoints.known_fields import USED, check_fields
 from tandem.worker.checkpoints.layer_parts import (
+    LIMITS,
     Activation,
     ClampedSwiGLU,
     Experts,
@@ -285,7 +286,7 @@ def _unrotated(config: Fields, architecture: Architecture, layers: int, windows:
     if architecture.rotated_without and not windows:
         return ()
     if architecture.rotated_windows:
-        return tuple(layer for layer in range(min(layers, 1 << 12)) if not windows or not windows[layer])
+        return tuple(layer for layer in range(min(layers, LIMITS["num_layers"])) if not windows or not windows[layer])
     if not architecture.no_rope_layers:
         return ()
     listed = config.values.get("no_rope_layers")
@@ -293,7 +294,7 @@ def _unrotated(config: Fields, architecture: Architecture, layers: int, windows:
         every = config.integer("no_rope_layer_interval", 4)
         if every < 1:
             raise config.error("no_rope_layer_interval", f"must be at least 1, but is {every}")
-        return tuple(range(every - 1, min(layers, 1 << 12), every))
+        return tuple(range(every - 1, min(layers, LIMITS["num_layers"]), every))
     if not isinstance(listed, list) or len(listed) < layers or any(type(one) is not int for one in listed):
         raise config.error("no_rope_layers", f"must be a list of 1 (rotated) or 0 for each of the {layers} layers")
     return tuple(layer for layer in range(layers) if not listed[layer])
@@ -430,7 +431,7 @@ def _attention_factor(rope: Fields, factor: float) -> float:
 def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[int, ...]:
     """Returns each layer's sliding window; empty where there is none."""
     window = _window(config, architecture)
-    if not 0 < layers <= 1 << 12:  # the number of layers is checked later
+    if not 0 < layers <= LIMITS["num_layers"]:  # the number of layers is checked later
         return ()
     everywhere = ["full_attention" if window is None else "sliding_attention"] * layers
     full = 0
@@ -546,7 +547,7 @@ def _one_of(config: Fields, keys: tuple[str, ...], default: int) -> int:
 
 def _dense_layers(config: Fields, known: ExpertFields, layers: int) -> tuple[int, ...]:
     """Returns the layers that have one ordinary feed-forward layer."""
-    numbers = range(min(layers, 1 << 12))
+    numbers = range(min(layers, LIMITS["num_layers"]))
     match known.dense:
         case "none":
             return ()

@@ -18,7 +18,7 @@ import torch
 from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba
 from tandem.worker.checkpoints.row_order import partial_order
@@ -46,7 +46,7 @@ def delta_net(config: Fields, layers: int) -> DeltaNet:
     every = config.integer("full_attention_interval", 4)
     if every < 1:
         raise config.error("full_attention_interval", f"must be at least 1, but is {every}")
-    count = min(max(layers, 0), 1 << 12)  # the number of layers is checked later
+    count = min(max(layers, 0), LIMITS["num_layers"])  # the number of layers is checked later
     kinds = config.values.get("layer_types")
     if kinds is None:
         kinds = [_KINDS[(layer + 1) % every == 0] for layer in range(count)]
@@ -107,7 +107,7 @@ def dense_layers(config: Fields, layers: int) -> tuple[int, ...]:
         raise config.error("mlp_only_layers", "must be a list of layers' numbers")
     if step < 1:
         raise config.error("decoder_sparse_step", f"must be at least 1, but is {step}")
-    return tuple(layer for layer in range(min(layers, 1 << 12)) if layer in dense or (layer + 1) % step)
+    return tuple(layer for layer in range(min(layers, LIMITS["num_layers"])) if layer in dense or (layer + 1) % step)
 
 
 # --- the tensors

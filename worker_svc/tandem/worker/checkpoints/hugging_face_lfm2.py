@@ -65,7 +65,9 @@ def lfm3(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[str, A
     kinds = config.values.get("layer_types")
     if kinds is None:
         usual = (_WINDOW, "conv", "full_attention", "conv")  # but for the first layer
-        kinds = ["conv" if layer == 0 else usual[layer % 4] for layer in range(min(max(layers, 0), 1 << 12))]
+        kinds = [
+            "conv" if layer == 0 else usual[layer % 4] for layer in range(min(max(layers, 0), LIMITS["num_layers"]))
+        ]
     recurrence = _convolutions(config, kinds, layers, kernel=7, served=(*_KINDS, _WINDOW))
     found: dict[str, Any] = {"recurrence": recurrence, "rotary_dim": turning(rope, config.integer("head_dim", 128))}
     if _WINDOW in kinds:

@@ -37,7 +37,7 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, check_fields, rules
-from tandem.worker.checkpoints.layer_parts import RopeScaling
+from tandem.worker.checkpoints.layer_parts import LIMITS, RopeScaling
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.row_order import halves_order
@@ -252,7 +252,7 @@ def _config(params: Fields, file: Path, shards: Sequence[_State]) -> ModelConfig
         rope_theta=theta,
         rope_scaling=scaling,
         tie_embeddings=tied,
-        windows=() if window is None or not 0 < layers <= 1 << 12 else (window,) * layers,
+        windows=() if window is None or not 0 < layers <= LIMITS["num_layers"] else (window,) * layers,
     )
 
 

@@ -164,7 +164,8 @@ static void grow(float *qkv, int64_t stride, int64_t size, const Step *s) {
 
 static void weigh_queries(float *qkv, int64_t stride, const Heads *h, const float *by, const Step *s) {
     for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t i = 0; i < h->heads * h->head_dim; i++) qkv[row * stride + i] *= by[i % h->head_dim];
+        for (int64_t head = 0; head < h->heads; head++)
+            for (int64_t i = 0; i < h->head_dim; i++) qkv[row * stride + head * h->head_dim + i] *= by[i];
 }
 
 // [rows, queries and keys] becomes [rows, queries, keys and the same again], where it is.
