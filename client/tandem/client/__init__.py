@@ -10,6 +10,7 @@ with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tandem.client.interface import *  # noqa: F403  (type checkers see what it has)
 else:
+    # Read when gRPC is imported, where nobody has said otherwise; forks.py says why.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
     def __getattr__(name: str) -> object:
         """Imports all there is when something is asked for: the command line starts processes before."""
