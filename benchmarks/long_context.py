@@ -26,7 +26,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.models import ENGINE, in_process
+from benchmarks.models import ENGINE
+from benchmarks.sides import in_process
 
 FORMATS = ("auto", "int8", "fp8", "int6", "int4")  # auto: bf16
 THEIR_FORMATS = ("f16", "q8_0", "q4_0")

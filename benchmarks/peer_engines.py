@@ -1,11 +1,14 @@
-"""Other people's engines in process: scripts for interpreters that have them, which measure what `models.py` does.
+"""Other people's engines: scripts for interpreters that have them, which measure what `models.py` does.
 
-Each is called with a model, threads, rounds, steps and, as JSON, batches with the factor of their steps, the lengths of
-prompts, the context, the clock, and ids after each of which llama.cpp also tells what follows. Its last line is the
-tokens/s of each as JSON.
+Each is called with a model, threads, the most tokens of a sequence and of all that run together, the most sequences,
+and the name of the clock. It answers (`sides.py`): `prefill`, the seconds of a prompt of so many tokens; `decode`,
+those of each step, given how many sequences of how many tokens and how many steps; llama.cpp also `greedy`, what is
+likeliest after each of some ids.
 """
 
 import inspect
+
+from benchmarks.sides import SERVE
 
 
 def prompt(sequence: int, length: int) -> list[int]:
@@ -15,26 +18,25 @@ def prompt(sequence: int, length: int) -> list[int]:
 
 
 LLAMA_CPP = (
-    f"{inspect.getsource(prompt)}"
+    f"{SERVE}{inspect.getsource(prompt)}"
     """
-import ctypes, json, math, statistics, sys, time
+import ctypes, math, time
 import llama_cpp as l
 import numpy as np
-path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock, greedy = json.loads(sys.argv[5])
-clock = getattr(time, clock)
+path, clock = sys.argv[1], getattr(time, sys.argv[6])
+threads, longest, together, most = map(int, sys.argv[2:6])
 quiet = l.llama_log_callback(lambda *a: None)  # kept: llama.cpp calls it as long as it runs
 l.llama_log_set(quiet, ctypes.c_void_p(0))
 l.llama_backend_init()
 model = l.llama_model_load_from_file(path.encode(), l.llama_model_default_params())
 p = l.llama_context_default_params()
-most = max(1024, *prompts)
-p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = max(16 * 256, most + 256), most, 512, max(batches)[0]
+p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = together, longest, 512, most
 p.n_threads = p.n_threads_batch = threads
 p.kv_unified = True
 ctx = l.llama_init_from_model(model, p)
-room = l.llama_batch_init(most, 0, 1)
-def decode(rows):
+room = l.llama_batch_init(longest, 0, 1)
+words = l.llama_vocab_n_tokens(l.llama_model_get_vocab(model))
+def run(rows):
     room.n_tokens = len(rows)
     for i, (token, place, sequence, wanted) in enumerate(rows):
         room.token[i], room.pos[i], room.n_seq_id[i] = token, place, 1
@@ -47,46 +49,41 @@ def decode(rows):
     return seconds
 def clear():
     l.llama_memory_clear(l.llama_get_memory(ctx), True)
-words = l.llama_vocab_n_tokens(l.llama_model_get_vocab(model))
 def likeliest(row):
     return int(np.ctypeslib.as_array(l.llama_get_logits_ith(ctx, row), (words,)).argmax())
 def begin(sequence, length):
-    # the seconds of a prompt
-    return decode([(token, i, sequence, i == length - 1) for i, token in enumerate(prompt(sequence, length))])
-decode([(token, place, 0, 1) for place, token in enumerate(greedy)])
-result = {"greedy": [likeliest(place) for place in range(len(greedy))]}
-for length in prompts:
-    rates = []
-    for _ in range(rounds + 1):
-        clear()
-        rates.append(length / begin(0, length))
-    result[f"prefill_{length}"] = statistics.median(rates[1:])
-for batch, times in batches:
+    return run([(token, i, sequence, i == length - 1) for i, token in enumerate(prompt(sequence, length))])
+def greedy(ids):
+    clear()
+    run([(token, place, 0, 1) for place, token in enumerate(ids)])
+    return [likeliest(place) for place in range(len(ids))]
+def prefill(length):
+    clear()
+    return begin(0, length)
+def decode(batch, context, steps):
     clear()
     tokens, seconds = [], []
     for s in range(batch):
         begin(s, context)
         tokens.append(likeliest(context - 1))
-    for n in range(times * steps):
-        seconds.append(decode([(tokens[s], context + n, s, 1) for s in range(batch)]))
+    for n in range(steps):
+        seconds.append(run([(tokens[s], context + n, s, 1) for s in range(batch)]))
         tokens = [likeliest(s) for s in range(batch)]
-    result[f"decode_{batch}"] = batch / statistics.median(seconds[1:])
-print(json.dumps(result))
+    return seconds
+serve({"greedy": greedy, "prefill": prefill, "decode": decode})
 """
 )
 
 VLLM = (
-    f"{inspect.getsource(prompt)}"
+    f"{SERVE}{inspect.getsource(prompt)}"
     """
-import json, statistics, sys, time
-folder, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock, _ = json.loads(sys.argv[5])
-clock = getattr(time, clock)
+import time
+folder, clock = sys.argv[1], getattr(time, sys.argv[6])
+threads, longest, together, most = map(int, sys.argv[2:6])
 from vllm import LLM, SamplingParams
-most = max(*prompts, 16 * context)
 engine = LLM(
     folder, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False,
-    max_model_len=max(most, context + 8 * steps) + 16, max_num_seqs=16, max_num_batched_tokens=most,
+    max_model_len=longest, max_num_seqs=most, max_num_batched_tokens=together,
 ).llm_engine
 added = 0
 def add(length, tokens):
@@ -101,19 +98,15 @@ def run():
         began = clock()
         told.append((len(engine.step()), clock() - began))
     return told
-result = {}
-for length in prompts:
-    rates = []
-    for _ in range(rounds + 1):
-        add(length, 1)
-        rates.append(length / sum(seconds for _, seconds in run()))
-    result[f"prefill_{length}"] = statistics.median(rates[1:])
-for batch, times in batches:
+def prefill(length):
+    add(length, 1)
+    return sum(seconds for _, seconds in run())
+def decode(batch, context, steps):
     for _ in range(batch):
-        add(context, times * steps + 3)
+        add(context, steps + 2)
     seconds = [each for count, each in run() if count == batch]
-    result[f"decode_{batch}"] = batch / statistics.median(seconds[2:-1])  # without the prompts' and the last one
-print(json.dumps(result))
+    return seconds[1:-1]  # without the prompts' and the last one
+serve({"prefill": prefill, "decode": decode})
 """
 )
 VLLM_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -123,14 +116,14 @@ VLLM_CPU |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 # stream's first chunk to its last, over its tokens. On a CPU sequences are computed together whose lengths are equal,
 # and it fails where these are two quantized prompts ("input tensor is not contiguous"). So each prompt is computed
 # before, alone, but for its last token, and all are sent while another is computed, so that they begin in one step.
-MISTRALRS = """
-import itertools, json, os, statistics, string, sys, tempfile, time
+MISTRALRS = (
+    f"{SERVE}"
+    """
+import itertools, os, statistics, string, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from mistralrs import ChatCompletionRequest, Runner, Which
-path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context, clock, _ = json.loads(sys.argv[5])
-clock = getattr(time, clock)
-most = max(batches)[0]
+path, clock = sys.argv[1], getattr(time, sys.argv[6])
+threads, longest, together, most = map(int, sys.argv[2:6])
 with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
     template.write("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     template.flush()
@@ -140,6 +133,7 @@ with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
     )
 words = [" " + "".join(word) for word in itertools.product(string.ascii_lowercase, repeat=3)][:1000]
 added = itertools.count()
+readers = ThreadPoolExecutor(most)
 def text(length):
     # none begins as another
     first = 7 * next(added)
@@ -157,27 +151,22 @@ def read(stream, length, tokens):
         used = chunk.usage or used
     assert (used.prompt_tokens, used.completion_tokens) == (length, tokens), used
     return times
-result = {}
-for length in prompts:
-    rates = []
-    for _ in range(rounds + 1):
-        asked = text(length)
-        began = clock()
-        rates.append(length / (read(send(asked, 1), length, 1)[-1] - began))
-    result[f"prefill_{length}"] = statistics.median(rates[1:])
-begins = [text(context - 1) for _ in range(most)]
-for each in begins:
-    read(send(each, 1), context - 1, 1)
-with ThreadPoolExecutor(most) as readers:
-    for batch, times in batches:
-        tokens = times * steps + 3
-        before = send(text(2 * context), 1)
-        streams = [send([*begin, words[batch]], tokens) for begin in begins[:batch]]
-        came = list(readers.map(lambda stream: read(stream, context, tokens), streams))
-        read(before, 2 * context, 1)
-        step = statistics.median((each[-1] - each[0]) / (tokens - 1) for each in came)
-        begun = sorted(each[0] for each in came)
-        assert begun[-1] - begun[0] < 3 * step, "streams did not begin together"
-        result[f"decode_{batch}"] = batch / step
-print(json.dumps(result))
+def prefill(length):
+    asked = text(length)
+    began = clock()
+    return read(send(asked, 1), length, 1)[-1] - began
+def decode(batch, context, steps):
+    begins, tokens = [text(context - 1) for _ in range(batch)], steps + 1
+    for each in begins:
+        read(send(each, 1), context - 1, 1)
+    before = send(text(2 * context), 1)
+    streams = [send([*begin, words[batch]], tokens) for begin in begins]
+    came = list(readers.map(lambda stream: read(stream, context, tokens), streams))
+    read(before, 2 * context, 1)
+    step = statistics.median((each[-1] - each[0]) / steps for each in came)
+    begun = sorted(each[0] for each in came)
+    assert begun[-1] - begun[0] < 3 * step, "streams did not begin together"
+    return [step]
+serve({"prefill": prefill, "decode": decode})
 """
+)
