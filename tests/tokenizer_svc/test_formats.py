@@ -123,6 +123,8 @@ def test_a_tokenizer_config_adds_tokens_and_decides_what_is_added(tmp_path: Path
     config["chat_template"] = [{"name": ["odd"]}, {"template": "no name"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert load_tokenizer(tmp_path).config.chat_template is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "U"}))
+    assert load_tokenizer(tmp_path).config.chat_template == "U"
     (tmp_path / "chat_template.jinja").write_text("V")
     assert load_tokenizer(tmp_path).config.chat_template == "V"
 

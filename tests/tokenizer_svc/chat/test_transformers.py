@@ -199,6 +199,32 @@ def test_what_templates_may_use_is_what_transformers_gives_them(tokenizer: Token
     assert (expected is None) == any(word in name for word in (*refused, "too long")), expected
 
 
+PARTS = {
+    "by a loop": "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] }}{% else %}<image>{% endif %}{% endfor %};{% endfor %}",
+    "by a filter": "{% for m in messages %}{{ m.role }}:{% for part in m.content | selectattr('type', 'equalto', "
+    "'text') %}{{ part.text }}{% endfor %};{% endfor %}",
+    "the first": "{% for m in messages %}{{ m.role }}:{{ m.content[0].text + '' }};{% endfor %}",
+    "either": "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{{ m.content[0]['text'] }}{% endif %};{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_template_that_looks_for_parts_is_given_them(tokenizer: Tokenizer, name: str) -> None:
+    messages = CONVERSATIONS["turns"]
+    in_parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    expected = theirs(PARTS[name], in_parts)
+    assert expected is not None and "Be brief." in expected
+    assert ours(tokenizer, PARTS[name], messages) == expected
+    assert ours(tokenizer, PARTS[name], [{"role": "user", "content": " "}]) is not None or name == "the first"
+
+
+def test_a_template_that_shows_no_content_is_rendered_with_contents_as_they_are(tokenizer: Tokenizer) -> None:
+    assert ours(tokenizer, "{{ messages[0].content is string }}", CONVERSATIONS["turns"]) == "True"
+    assert ours(tokenizer, "{{ raise_exception(messages[0].content) }}", CONVERSATIONS["turns"]) is None
+
+
 def test_both_ways_to_write_a_message_render_alike(tokenizer: Tokenizer) -> None:
     mapping = {"role": "assistant", "content": "a", "name": "b", "tool_call_id": "c"}
     message = ChatMessage(**mapping)

@@ -11,6 +11,7 @@ import datetime
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -37,8 +38,33 @@ def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin
     """Returns the rendered text by origin.
 
     `request` has `template`, `messages`, `tools`, `add_generation_prompt`, `arguments` and the texts of special tokens
-    in `special_tokens` (for example bos_token). Raises RenderError.
+    in `special_tokens` (for example bos_token). A template that writes nothing of the messages' contents, or fails, is
+    given each as a list of one part, which those of some models that see, too, only look for. Raises RenderError.
     """
+    failure, written = None, []
+    try:
+        written = _render(request, max_characters, in_parts=False)
+    except RenderError as error:
+        failure = error
+    if not _shows_content(written) and any(_has_text(message) for message in request["messages"]):
+        with suppress(RenderError):
+            if _shows_content(in_parts := _render(request, max_characters, in_parts=True)):
+                return in_parts
+    if failure is not None:
+        raise failure
+    return written
+
+
+def _shows_content(runs: list[tuple[Origin, str]]) -> bool:
+    return any(origin is Origin.CONTENT for origin, _ in runs)
+
+
+def _has_text(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, str) and bool(content.strip())
+
+
+def _render(request: Mapping[str, Any], max_characters: int, *, in_parts: bool) -> list[tuple[Origin, str]]:
     template = request["template"]
     alphabet = Alphabet(forbidden=template)
     environment = _environment(alphabet)
@@ -46,7 +72,7 @@ def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin
         **request["special_tokens"],
         "documents": None,
         **_foreign(request["arguments"], alphabet, Origin.DATA),
-        "messages": [_message(message, alphabet) for message in request["messages"]],
+        "messages": [_message(message, alphabet, in_parts) for message in request["messages"]],
         "tools": _foreign(request["tools"], alphabet, Origin.DATA) or None,
         "add_generation_prompt": request["add_generation_prompt"],
     }
@@ -88,13 +114,15 @@ def _environment(alphabet: Alphabet) -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _message(message: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], alphabet: Alphabet, in_parts: bool) -> dict[str, Any]:
     """Marks the parts of a message: the content is content, a known role is the template's own word, and the rest is
     data."""
     found = {
         key: _foreign(value, alphabet, Origin.CONTENT if key == "content" else Origin.DATA)
         for key, value in message.items()
     }
+    if in_parts and isinstance(message.get("content"), str):
+        found["content"] = [{"type": "text", "text": found["content"]}]
     return found | {"role": message["role"]} if message["role"] in ROLES else found
 
 

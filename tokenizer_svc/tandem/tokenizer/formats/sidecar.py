@@ -71,6 +71,9 @@ def read_sidecar(folder: Path) -> Sidecar:
     if named.is_file():
         config = {key: value for key, value in read_json_object(named).items() if key in _NAMED_TOKENS} | config
     template = _chat_template(path, config)
+    of_more = folder / "chat_template.json"  # of a model that sees, too; its tokenizer has it as well, or has none
+    if template is None and of_more.is_file():
+        template = _chat_template(of_more, read_json_object(of_more))
     template_file = folder / "chat_template.jinja"
     if template_file.is_file():
         try:
