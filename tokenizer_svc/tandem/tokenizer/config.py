@@ -37,6 +37,7 @@ class TokenizerConfig:
     leftmost_specials: bool = False  # as `tokenizers` finds special tokens, where that is not what llama.cpp finds
     clean_spaces: bool = False  # the model's own wish; decoding does it only when asked
     chat_template: str | None = None
+    tekken_version: str = ""  # of Mistral's conversations, which its files state instead of a template
     around: tuple[tuple[int, ...], tuple[int, ...]] | None = (
         None  # what add_special adds, where the flags do not say it
     )

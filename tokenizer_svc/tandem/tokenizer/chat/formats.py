@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.tokenizer.chat.mistral_format import mistral_template
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.vocabulary import VocabularyType
 
@@ -48,4 +49,4 @@ def template_of(tokenizer: Tokenizer) -> str | None:
         return LLAMA3
     if tokenizer.type == VocabularyType.SPM and tokenizer.vocabulary_size == _LLAMA2_TOKENS:
         return LLAMA2
-    return None
+    return mistral_template(tokenizer.config.tekken_version, texts)

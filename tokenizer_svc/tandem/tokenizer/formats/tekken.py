@@ -75,6 +75,7 @@ def _load(content: Mapping[str, Any], sidecar: Sidecar) -> Tokenizer:
             adds_bos=bos_id is not None if sidecar.add_bos is None else sidecar.add_bos and bos_id is not None,
             adds_eos=bool(sidecar.add_eos) and eos_id is not None,
             chat_template=sidecar.chat_template,
+            tekken_version=str(config.get("version") or ""),
         ),
     )
 
