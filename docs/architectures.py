@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
-from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.gguf import CONVERTED as TO_GGUF
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_hybrids import pieces
+from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
 from tandem.worker.checkpoints.recurrences import DeltaNet
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
 from tests.worker_svc.model.test_architectures import HYBRID, MODELS, SHARED_EXPERT, loaded, saved

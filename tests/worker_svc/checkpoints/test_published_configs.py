@@ -13,7 +13,8 @@ import pytest
 from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
-from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
 from tandem.worker.checkpoints.places import places_with_latents
 
 COMMON: dict[str, Any] = {

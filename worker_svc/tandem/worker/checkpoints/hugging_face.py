@@ -32,11 +32,17 @@ from tandem.worker.checkpoints.checkpoint import (
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.heads import TABLES, head_config
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import EMBEDDING, OUTPUT, Architecture
-from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
 from tandem.worker.checkpoints.hugging_face_heads import head_tensors, layer_of_head, stored_name
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
-from tandem.worker.checkpoints.hugging_face_wrapped import text_name
+from tandem.worker.checkpoints.hugging_face_wrapped import (
+    text_fields,
+    text_names,
+    with_stored_experts,
+    wrapper_around,
+    wrapper_of,
+)
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import ModelConfig, Table
 from tandem.worker.checkpoints.model_optimizer import ModelOptimizerScheme
@@ -85,21 +91,26 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path, *, head: bool = False) -> None:
         """Reads everything but the weights themselves: the model, or the `head` beside it. Raises CheckpointError."""
         self.path = path
-        config = text_fields(Fields.read(path / "config.json"))
+        whole = Fields.read(path / "config.json")
+        config, wrapper = text_fields(whole), wrapper_of(whole)
         self._architecture = architecture_of(config)
         self._files = _open_files(path)  # stored name -> the open file that has it
-        self._names: dict[str, str] = {}  # of a text model that is part of another: what its tensors are called there
-        stored = {name: _stored(file, name) for name, file in self._files.items()}
+        wrapper = wrapper or wrapper_around(self._architecture)
+        # What the files call a tensor, by what we do: a text model's that is part of another have names of their own.
+        self._names = text_names(path, self._files, wrapper)
         self._head_layer = layer_of_head(config, self._architecture) if head else None
         if head:
-            self._names = head_tensors(path, self._head_layer, self._architecture, stored)
-            stored = {ours: stored[name] for ours, name in self._names.items()}
-        elif self._architecture.hybrid or self._architecture.wrapped is not None:
-            self._names = {ours: name for name in stored if (ours := text_name(name)) is not None}
-            stored = {ours: stored[name] for ours, name in self._names.items()}
-        elif self._architecture.renamed:
-            self._names = {ours: name for name in stored if (ours := self._architecture.our_name(name)) is not None}
-            stored = {ours: stored[name] for ours, name in self._names.items()}
+            own = head_tensors(path, self._head_layer, self._architecture, self._names)
+            ours = {name: self._names[theirs] for name, theirs in own.items()}
+            self._names |= ours
+        else:
+            if wrapper is not None or self._architecture.hybrid or self._architecture.renamed:
+                every = {theirs: self._architecture.our_name(theirs) for theirs in self._names}
+                self._names = {name: self._names[theirs] for theirs, name in every.items() if name is not None}
+            ours = self._names
+        stored = {name: _stored(self._files[theirs], theirs) for name, theirs in ours.items()}
+        if wrapper is not None:
+            self._architecture = with_stored_experts(self._architecture, config, stored)
         self._embedding = EMBEDDING
         own_tables = self._drop_copies(stored) if head else ()
         tied = config.boolean("tie_word_embeddings", self._architecture.tied)
@@ -222,9 +233,10 @@ class HuggingFaceCheckpoint:
         own: list[Table] = []
         for table, models in zip(TABLES, (EMBEDDING, OUTPUT), strict=True):
             name, _ = stored_name(self._architecture, self._head_layer, table)
-            if models not in self._files:
+            if models not in self._names:
                 models = EMBEDDING  # tied
-            same = stored.get(name) == _stored(self._files[models], models) if models in self._files else False
+            theirs = self._names.get(models)
+            same = theirs is not None and stored.get(name) == _stored(self._files[theirs], theirs)
             if same and self._equal(name, models):
                 del stored[name]
             elif any(other.startswith(name.removesuffix("weight")) for other in stored):

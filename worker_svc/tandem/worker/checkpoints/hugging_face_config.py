@@ -18,7 +18,6 @@ from tandem.worker.checkpoints.hugging_face_fields import ACTIVATIONS, CONFIG, R
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.hugging_face_latents import read_latents, score_multiplier
-from tandem.worker.checkpoints.hugging_face_wrapped import text_config
 from tandem.worker.checkpoints.known_fields import USED, check_fields
 from tandem.worker.checkpoints.layer_parts import (
     LIMITS,
@@ -73,12 +72,6 @@ ROPE_KEYS = {
 
 _Number = TypeVar("_Number", int, float)
 _KINDS = ("dense", "sparse")  # of feed-forward parts
-
-
-def text_fields(config: Fields) -> Fields:
-    """Returns the fields of the text model where `config` is that of a model that sees, too; else `config`."""
-    wrapped = {each.wrapped: each.class_name for each in ARCHITECTURES.values() if each.wrapped is not None}
-    return text_config(config, wrapped)
 
 
 def architecture_of(config: Fields) -> Architecture:

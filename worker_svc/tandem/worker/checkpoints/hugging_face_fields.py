@@ -155,19 +155,6 @@ _HUNYUAN = (
     | rules(Only((True,)), "use_qk_norm use_rotary_pos_emb")
 )
 
-# Of a model that sees, whose text model is served.
-WRAPPER: Table = (
-    dict.fromkeys(_CONFIG, NEUTRAL)
-    | rules(USED, "architectures model_type text_config tie_word_embeddings bos_token_id eos_token_id")
-    | rules(USED, "quantization_config")
-    | rules(NEUTRAL, "vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id")
-    | rules(NEUTRAL, "language_model_only audio_config boi_token_id eoi_token_id boa_token_id eoa_token_index")
-    | rules(
-        NEUTRAL,
-        "eoa_token_id audio_token_id boi_token_index eoi_token_index image_token_index vision_soft_tokens_per_image",
-    )
-)
-
 # By our name of the architecture.
 CONFIG: Mapping[str, Table] = {
     "llama": _DENSE

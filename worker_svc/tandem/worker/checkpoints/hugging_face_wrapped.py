@@ -1,39 +1,158 @@
-"""Finds the text model in one that sees or hears, too: its fields are in `text_config`, its tensors under
-`model.language_model.` or `language_model.`. What sees and hears is not loaded."""
+"""Finds the text model in one that sees or hears, too: its fields and its tensors. What sees and hears is not loaded.
+
+text model            its head
+model.language_model  lm_head                 as transformers has it now
+language_model.model  language_model.lm_head  as many were published
+model                 lm_head                 Qwen2-VL, Phi-4
+model.text_model      lm_head                 Idefics 3
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from tandem.worker.checkpoints.checkpoint import CheckpointError, StoredTensor
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.hugging_face_fields import WRAPPER
-from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
+from tandem.worker.checkpoints.hugging_face_fields import CONFIG
+from tandem.worker.checkpoints.hugging_face_text_models import TEXT_MODELS, OverHeads, TextModel
+from tandem.worker.checkpoints.hugging_face_wrappers import REFUSED, SEEN_AND_HEARD, WRAPPERS, Wrapper
+from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, check_fields
 
-# `mtp`: the head of `hugging_face_heads.py`.
+# What sees and hears, and what leads from there to the text model.
 _NOT_LOADED = re.compile(
-    r"(mtp|visual|vision_model|multi_modal_projector|model\.(visual|vision_tower|embed_vision|audio_tower|embed_audio))\..+"
+    r"(model\.)?(visual|vit|vision_tower|vision_model|vision_embedder|embed_vision|embed_tokens_extend|image_newline"
+    r"|multi_modal_projector|mm_projector|vision_projector|projector|connector|mlp1|patch_merger"
+    r"|layerwise_projectors|spatial_projectors|audio_tower|embed_audio|sound_encoder|sound_projection)(\..+)?"
+    r"|.+\.lora_[AB]\.(speech|vision)\.weight"  # Phi-4, which adds them where there is something to hear or to see
 )
+_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.")
+_TIED, _ROPE = "tie_word_embeddings", ("rope_parameters", "rope_scaling")
+_SECTIONS = ("mrope_section", "mrope_interleaved", "xdrope_section")
+_TOP = ("model.", "lm_head.", "backbone.", "transformer.")  # what a text model of its own begins with
 
 
-def text_config(config: Fields, wrapped: Mapping[tuple[str, str], str]) -> Fields:
-    """Returns the fields of the text model where `config` wraps one; `wrapped` says by model_type and class of such
-    models the class of their text models."""
-    named = (config.values.get("model_type"), config.values.get("architectures"))
-    found = next((name for (kind, name) in wrapped if named in ((kind, [name]), (kind, None), (None, [name]))), None)
-    if found is None or not config.has("text_config"):
+def wrapper_of(config: Fields) -> Wrapper | None:
+    """Returns what model around a text model `config` describes, by model_type and class; None for a text model."""
+    kind, classes = config.values.get("model_type"), config.values.get("architectures")
+    for name, why in REFUSED.items():
+        if classes == [name]:
+            raise config.error("architectures", f"{name} is not served: it {why}")
+    for each in WRAPPERS:
+        kinds = (each.model_type, *each.also_named)
+        named = [[name] for name in (each.class_name, *each.also_spelled)]
+        if (kind in kinds and (not classes or classes in named)) or (kind is None and classes in named):
+            return each
+    return None
+
+
+def text_fields(config: Fields) -> Fields:
+    """Returns the fields of the text model where `config` is that of a model that sees, too; else `config`."""
+    wrapper = wrapper_of(config)
+    if wrapper is None:
         return config
-    check_fields(config, WRAPPER)
-    text = config.object("text_config")
-    text.values = text.values | {"architectures": [next(ours for (_, name), ours in wrapped.items() if name == found)]}
-    for key in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config"):
+    apart = config.has(wrapper.where)
+    if not (apart or wrapper.flat):
+        raise config.error(wrapper.where, f"is missing, which says what the text model of {wrapper.class_name} is")
+    text = config.object(wrapper.where) if apart else config
+    kind = text.values.get("model_type") if apart else None
+    model = _text_model(text, wrapper, kind or wrapper.text)
+    if apart:  # what the text model knows counts where its own fields are
+        known = dict.fromkeys(CONFIG[model.architecture], NEUTRAL)
+        check_fields(config, known | SEEN_AND_HEARD | {wrapper.where: USED})
+    others = {key: value for key, value in text.values.items() if key in wrapper.text_fields}
+    check_fields(text.with_values(others), wrapper.text_fields)
+    own = {key: value for key, value in text.values.items() if key not in SEEN_AND_HEARD and key not in others}
+    return text.with_values(_values(config, text.with_values(own), wrapper, model))
+
+
+def wrapper_around(architecture: Architecture) -> Wrapper | None:
+    """Returns the wrapper of which this is the only text model: its files may have the names of the whole."""
+    return next((each for each in WRAPPERS if each.alone and each.text == architecture.name), None)
+
+
+def text_names(path: Path, stored: Iterable[str], wrapper: Wrapper | None) -> dict[str, str]:
+    """Returns the names of stored tensors by what they are called in a file of the text model alone. Without a wrapper
+    these are the same. Raises CheckpointError where two are one."""
+    if wrapper is None:
+        return {name: name for name in stored}
+    names: dict[str, str] = {}
+    for name in stored:
+        if not _NOT_LOADED.fullmatch(name):
+            other = names.setdefault(_text_name(name), name)
+            if other != name:
+                raise CheckpointError(f"{path}: tensors {other} and {name} are one of the text model")
+    return names
+
+
+def with_stored_experts(architecture: Architecture, config: Fields, stored: Mapping[str, StoredTensor]) -> Architecture:
+    """Returns the architecture with experts as the files have them: apart, or all of a layer in two tensors, as in
+    Qwen3-VL, which was published with `[in, out]` of each and is saved by transformers with `[out, in]`."""
+    module, apart, _ = architecture.layer_names.get("experts.gate", "").partition("{}.")
+    both, down = f"{module}gate_up_proj", f"{module}down_proj"
+    names = [name for name in stored if name.endswith((f".{both}", f".{down}"))]
+    if not apart or architecture.hybrid or not names:
+        return architecture
+    width, inner = config.integer("hidden_size"), config.integer("moe_intermediate_size", None)
+    usual = {both: (2 * (inner or 0), width), down: (width, inner)}
+    turned = any(stored[name].shape[1:] != usual[both if name.endswith(both) else down] for name in names)
+    stacked = {"experts.gate": both, "experts.up": both, "experts.down": down}
+    return replace(architecture, layer_names={**architecture.layer_names, **stacked}, transposed_experts=turned)
+
+
+def _text_name(stored: str) -> str:
+    name = stored.replace(".base_layer.", ".")
+    begins = _TEXT.match(name)
+    if begins is None:
+        return name
+    rest = name[begins.end() :]
+    return rest if rest.startswith(_TOP) else f"model.{rest}"
+
+
+def _text_model(text: Fields, wrapper: Wrapper, kind: Any) -> TextModel:
+    usual = TEXT_MODELS.get(wrapper.text) or TextModel(wrapper.text)
+    if wrapper.alone:
+        if kind not in (wrapper.text, usual.architecture):
+            raise text.error("model_type", f"{str(kind)[:60]!r} is not what {wrapper.class_name} has, {wrapper.text!r}")
+        return usual
+    found = TEXT_MODELS.get(kind) if isinstance(kind, str) else None
+    if found is not None:
+        return found
+    name = next((each.name for each in ARCHITECTURES.values() if kind in (each.name, *each.also_named)), None)
+    if name is None:
+        served = ", ".join(dict.fromkeys((*ARCHITECTURES, *TEXT_MODELS)))
+        raise text.error("model_type", f"{str(kind)[:60]!r} is not served; served are {served}")
+    return TextModel(name)
+
+
+def _values(config: Fields, text: Fields, wrapper: Wrapper, model: TextModel) -> dict[str, Any]:
+    """Returns what a file of the text model alone would say."""
+    values = dict(text.values)
+    for key in ("bos_token_id", "eos_token_id", "quantization_config"):
         if key in config.values:
-            text.values.setdefault(key, config.values[key])
-    return text
+            values.setdefault(key, config.values[key])
+    said = [one for each in (text, config) if (one := each.values.get(_TIED)) is not None]
+    # True of either counts, as in transformers.
+    values[_TIED] = next((one for one in said if one is True), said[0] if said else wrapper.tied)
+    ropes = {key: text.object(key).values for key in _ROPE if text.has(key)}
+    if model.three_positions:
+        values |= {key: _one_position(rope) for key, rope in ropes.items()}
+    stated = set(values).union(*ropes.values()) | ({"num_experts"} if text.has("num_local_experts") else set())
+    values |= {key: usual for key, usual in model.defaults.items() if key not in stated and usual is not OverHeads}
+    for key in (key for key, usual in model.defaults.items() if usual is OverHeads and values.get(key) is None):
+        fields = text.with_values(values)
+        values[key] = fields.integer("hidden_size") // max(fields.integer("num_attention_heads"), 1)
+    architecture = ARCHITECTURES[model.architecture]
+    return values | {"model_type": architecture.name, "architectures": [architecture.class_name]}
 
 
-def text_name(stored: str) -> str | None:
-    """Returns a stored tensor's name in the text model; None if it is no part of that."""
-    if _NOT_LOADED.fullmatch(stored):
-        return None
-    return re.sub(r"^language_model\.", "", re.sub(r"^model\.language_model\.", "model.", stored))
+def _one_position(rope: dict[str, Any]) -> dict[str, Any]:
+    """Returns RoPE parameters without how three positions share the pairs."""
+    plain = {"mrope": "default", "xdrope": "dynamic"}
+    values = {key: value for key, value in rope.items() if key not in _SECTIONS}
+    return values | {key: plain.get(values[key], values[key]) for key in ("type", "rope_type") if key in values}

@@ -161,7 +161,6 @@ class Architecture:
     unread: tuple[str, ...] = ()  # what the names of tensors begin with that are of a head beside the model
     # Makes a config of one that says the number of layers in another way.
     prepared: Callable[[Fields], Fields] | None = None
-    wrapped: tuple[str, str] | None = None  # model_type and class of a model that sees, too, whose text model this is
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
     @property

@@ -351,7 +351,6 @@ EXPERTS = (
         transposed_experts=True,
         own_layer_kinds=True,
         further=llama4,
-        wrapped=("llama4", "Llama4ForConditionalGeneration"),
         always={"chunked": True},
     ),
     Architecture(

@@ -89,7 +89,6 @@ GEMMAS = (
         logit_soft_cap=0.0,
         proportional=True,
         further=gemma4,
-        wrapped=("gemma4", "Gemma4ForConditionalGeneration"),
         always=_GELU_AND_NORMS_AROUND | {"value_norm": True, "layer_scale": True},
     ),
     Architecture(

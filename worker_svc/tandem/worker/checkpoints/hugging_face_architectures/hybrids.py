@@ -121,13 +121,11 @@ HYBRIDS = (
         "qwen3_5_text",
         "Qwen3_5ForCausalLM",
         **_HYBRID,
-        wrapped=("qwen3_5", "Qwen3_5ForConditionalGeneration"),
     ),
     Architecture(
         "qwen3_5_moe_text",
         "Qwen3_5MoeForCausalLM",
         **_HYBRID,
-        wrapped=("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
     ),
     Architecture("lfm2", "Lfm2ForCausalLM", **_LFM2, intermediate_size=12288, further=lfm2),
     Architecture("lfm2_moe", "Lfm2MoeForCausalLM", **_LFM2, intermediate_size=7168, further=lfm2_moe),
