@@ -113,7 +113,8 @@ class HuggingFaceCheckpoint:
             self._architecture = with_stored_experts(self._architecture, config, stored)
         self._embedding = EMBEDDING
         own_tables = self._drop_copies(stored) if head else ()
-        tied = config.boolean("tie_word_embeddings", self._architecture.tied)
+        usually_tied = self._architecture.tied or (wrapper is not None and wrapper.tied and OUTPUT not in stored)
+        tied = config.boolean("tie_word_embeddings", usually_tied)
         if tied and OUTPUT in stored:
             if EMBEDDING not in stored:
                 self._embedding = OUTPUT

@@ -137,8 +137,8 @@ def _values(config: Fields, text: Fields, wrapper: Wrapper, model: TextModel) ->
         if key in config.values:
             values.setdefault(key, config.values[key])
     said = [one for each in (text, config) if (one := each.values.get(_TIED)) is not None]
-    # True of either counts, as in transformers.
-    values[_TIED] = next((one for one in said if one is True), said[0] if said else wrapper.tied)
+    if said:  # true of either counts, as in transformers
+        values[_TIED] = next((one for one in said if one is True), said[0])
     ropes = {key: text.object(key).values for key in _ROPE if text.has(key)}
     if model.three_positions:
         values |= {key: _one_position(rope) for key, rope in ropes.items()}

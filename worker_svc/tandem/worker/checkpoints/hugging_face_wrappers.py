@@ -20,7 +20,7 @@ class Wrapper:
     class_name: str
     text: str  # the model_type of the text model where the file does not say it
     alone: bool = False  # no other one may stand there; else any that is served may
-    tied: bool | None = None  # the default of `tie_word_embeddings`; None: that of the text model's class
+    tied: bool = False  # without a word on it, the embedding is the output where that is not stored
     where: str = "text_config"  # what the text model's fields are in
     flat: bool = False  # without that, they are beside the wrapper's own
     also_named: tuple[str, ...] = ()  # other model_types of the same
@@ -39,14 +39,15 @@ SEEN_AND_HEARD: Table = rules(
     "video_start_token_id video_end_token_id boi_token_id eoi_token_id boa_token_id eoa_token_id boi_token_index",
     "eoi_token_index boa_token_index eoa_token_index _pad_token_id media_placeholder_token_id img_start_id",
     "img_context_token_id video_context_token_id sound_context_token_id img_context_token",
-    "video_context_token sound_context_token img_start_token img_end_token im_start_id im_end_id im_newline_id video_placeholder",
+    "video_context_token sound_context_token img_start_token img_end_token im_start_id im_end_id",
+    "im_newline_id video_placeholder",
     # how pictures are cut, and how many tokens they are
     "image_seq_length image_grid_pinpoints use_image_newline_parameter vision_aspect_ratio image_aspect_ratio",
     "mm_tokens_per_image vision_soft_tokens_per_image num_image_tokens spatial_merge_size scale_factor",
     "downsample_factor downsample_ratio downsample_rate force_image_size dynamic_image_size max_dynamic_patch",
     "min_dynamic_patch use_thumbnail ps_version pad2square patch_size do_image_splitting encoder_patch_size",
     "max_image_tokens min_image_tokens max_num_patches max_pixels_tolerance max_tiles min_tiles tile_size",
-    "use_image_special_tokens video_pruning_rate video_temporal_patch_size use_unified_vision_chunk",
+    "max_splits_per_img use_image_special_tokens video_pruning_rate video_temporal_patch_size use_unified_vision_chunk",
     # what leads from there to the text model
     "projector_hidden_act projector_hidden_size projector_bias projector_use_layernorm projector_dropout",
     "multimodal_projector_bias vision_feature_layer vision_feature_select_strategy vision_hidden_size vit_hidden_size",
@@ -74,7 +75,7 @@ WRAPPERS = (
     Wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", alone=True),
     Wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", alone=True),
     Wrapper("llama4", "Llama4ForConditionalGeneration", "llama4_text", alone=True),
-    Wrapper("glm4v", "Glm4vForConditionalGeneration", "glm4v_text", alone=True),
+    Wrapper("glm4v", "Glm4vForConditionalGeneration", "glm4v_text", alone=True, flat=True),
     Wrapper("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4v_moe_text", alone=True),
     Wrapper("glm46v", "Glm46VForConditionalGeneration", "glm4v_text"),
     Wrapper("lfm2_vl", "Lfm2VlForConditionalGeneration", "lfm2"),
@@ -98,7 +99,7 @@ WRAPPERS = (
         also_spelled=("KimiK25ForConditionalGeneration",),
     ),
     Wrapper("granite4_vision", "Granite4VisionForConditionalGeneration", "granite4_vision_text", alone=True),
-    Wrapper("hunyuan_vl", "HunYuanVLForConditionalGeneration", "hunyuan_vl_text", alone=True, flat=True),
+    Wrapper("hunyuan_vl", "HunYuanVLForConditionalGeneration", "hunyuan_vl_text", alone=True, flat=True, tied=True),
     Wrapper(
         "hyperclovax_vision_v2",
         "HyperCLOVAXVisionV2ForConditionalGeneration",

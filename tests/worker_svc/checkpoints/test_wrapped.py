@@ -1,0 +1,220 @@
+"""Text models of models that see or hear, too, against transformers given text alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
+from tandem.worker.checkpoints.hugging_face_text_models import TEXT_MODELS, OverHeads
+from tandem.worker.checkpoints.hugging_face_wrapped import text_names, wrapper_of
+from tandem.worker.checkpoints.hugging_face_wrappers import WRAPPERS
+from tests.worker_svc.checkpoints.wrapped_models import LOGITS_LEFT_ALONE, WRAPPED, rename, saved, write
+from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
+from tests.worker_svc.model.test_architectures import loaded
+
+GREEDY = ("gemma3", "mistral3", "mistral3, ministral3", "qwen2.5 vl", "qwen3 vl", "qwen3 vl moe", "glm4v moe")
+ANSWER = 64
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_logits_of_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    theirs, ids = saved(name, tmp_path), some_ids(97, 60)
+    with torch.inference_mode():
+        expected = theirs(input_ids=torch.tensor([ids])).logits[0].float() * LOGITS_LEFT_ALONE.get(name, 1.0)
+    assert expected.std() > 0.3
+    ours = loaded(tmp_path)
+    whole = logits_in_chunks(ours, ids, [60])
+    torch.testing.assert_close(whole, expected, atol=2e-4, rtol=0)
+    assert torch.equal(logits_in_chunks(ours, ids, [17, 1]), whole)
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    theirs, prompt = saved(name, tmp_path), some_ids(97, 9)
+    ours, answer = loaded(tmp_path), list(prompt)
+    cache, pages = new_cache(ours, 80), list(range(5))
+    states = new_states(ours, cache)
+    logits = step(ours, cache, [(answer, 0, pages)], states=states)
+    for _ in range(ANSWER):
+        answer.append(int(logits[-1].argmax()))
+        logits = step(ours, cache, [(answer[-1:], len(answer) - 1, pages)], states=states)
+    with torch.inference_mode():  # what it would have chosen behind each token, in one pass instead of one for each
+        expected = theirs(input_ids=torch.tensor([answer])).logits[0, len(prompt) - 1 : -1].argmax(-1)
+    assert answer[len(prompt) :] == expected.tolist()
+
+
+def _inner(name: str) -> str:
+    return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name
+
+
+# How files have called the tensors of one text model.
+NAMES: dict[str, Callable[[str], str]] = {
+    "model.language_model": _inner,
+    "language_model.model": lambda name: f"language_model.{name}",
+    "model.language_model.model": lambda name: f"model.language_model.{name}",
+    "model.text_model": lambda name: _inner(name).replace("language_model", "text_model"),
+    "as those of the text model": lambda name: name,
+}
+BESIDE = (
+    *("visual.blocks.0.attn.qkv.weight", "model.visual.merger.norm.weight", "vision_tower.encoder.layer.weight"),
+    *("model.vision_tower.x", "multi_modal_projector.linear_1.bias", "model.multi_modal_projector.x", "image_newline"),
+    *("model.vision_model.x", "model.connector.x", "mlp1.0.weight", "model.audio_tower.x", "mm_projector.proj.0.bias"),
+)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2.5 vl", "glm4v moe", "nemotron 3 omni"])
+@pytest.mark.parametrize("names", NAMES)
+def test_all_names_under_which_tensors_were_published_are_read(names: str, name: str, tmp_path: Path) -> None:
+    saved(name, tmp_path)
+    ids = some_ids(97, 30)
+    expected = logits_in_chunks(loaded(tmp_path), ids, [30])
+    wrapper = wrapper_of(Fields.read(tmp_path / "config.json"))
+    ours = {
+        stored: text
+        for text, stored in text_names(tmp_path, load_file(tmp_path / "model.safetensors"), wrapper).items()
+    }
+    rename(
+        tmp_path,
+        lambda stored: NAMES[names](ours[stored]) if stored in ours else f"visual.{stored}",
+        **{stored: torch.ones(3) for stored in BESIDE},
+    )
+    assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
+
+
+def test_a_tensor_that_nobody_knows_or_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    saved("gemma3", tmp_path)
+    rename(tmp_path, lambda stored: stored, **{"model.tower_of_tomorrow.weight": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"model\.tower_of_tomorrow\.weight"):
+        open_checkpoint(tmp_path)
+    saved("gemma3", tmp_path)
+    rename(tmp_path, lambda stored: stored, **{"model.norm.weight": torch.ones(48)})
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight.* are one of the text model"):
+        open_checkpoint(tmp_path)
+
+
+def test_experts_as_they_were_published_are_those_that_transformers_saves(tmp_path: Path) -> None:
+    """Published: all of a layer in two tensors, `[in, out]`; quantized: each of its own."""
+    saved("qwen3 vl moe", tmp_path)
+    ids = some_ids(97, 30)
+    expected = logits_in_chunks(loaded(tmp_path), ids, [30])
+    tensors = load_file(tmp_path / "model.safetensors")
+    turned = {name: tensor.transpose(1, 2) if ".experts." in name else tensor for name, tensor in tensors.items()}
+    write(tmp_path, turned)
+    assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
+    apart: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        module, found, part = name.partition("experts.")
+        for expert, matrix in enumerate(tensor) if found else ():
+            halves = zip(("gate", "up"), matrix.chunk(2), strict=True) if part == "gate_up_proj" else [("down", matrix)]
+            apart |= {f"{module}experts.{expert}.{which}_proj.weight": half for which, half in halves}
+        apart |= {} if found else {name: tensor}
+    write(tmp_path, apart)
+    assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
+
+
+def test_fields_of_an_older_file_stand_beside_the_wrappers_own(tmp_path: Path) -> None:
+    """Qwen2-VL and Qwen2.5-VL were published without `text_config`."""
+    saved("qwen2 vl", tmp_path)
+    ids = some_ids(97, 30)
+    expected = logits_in_chunks(loaded(tmp_path), ids, [30])
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    older = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    file.write_text(json.dumps(text | config | older))
+    assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
+    file.write_text(json.dumps(text | config | older | {"a_field_of_tomorrow": 1}))
+    with pytest.raises(CheckpointError, match="a_field_of_tomorrow"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_published_phi_4_has_adapters_that_text_does_not_use(tmp_path: Path) -> None:
+    saved("phi-4 multimodal", tmp_path)
+    ids = some_ids(97, 30)
+    expected = logits_in_chunks(loaded(tmp_path), ids, [30])
+    further = {
+        f"model.layers.0.mlp.down_proj.lora_{part}.{of}.weight": torch.ones(2, 2)
+        for part in "AB"
+        for of in ("speech", "vision")
+    }
+    rename(tmp_path, lambda stored: stored.replace("_proj.weight", "_proj.base_layer.weight"), **further)
+    assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
+    rename(tmp_path, lambda stored: stored.replace("lora_A.speech", "lora_A.text"))
+    with pytest.raises(CheckpointError, match=r"lora_A\.text"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "named"),
+    [
+        ("a_field_of_tomorrow", 1, "a_field_of_tomorrow"),
+        ("text_config.a_field_of_tomorrow", 1, r"text_config\.a_field_of_tomorrow"),
+        ("text_config.model_type", "llama", r"text_config\.model_type 'llama' is not what Gemma3"),
+        ("text_config", None, "text_config is missing"),
+        ("text_config", 3, "text_config must be an object"),
+        ("text_config.num_hidden_layers", 0, "num_hidden_layers"),
+        ("architectures", ["PaliGemmaForConditionalGeneration"], "in both directions"),
+        ("architectures", ["SomethingForConditionalGeneration"], "SomethingForConditionalGeneration"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_its_field(where: str, value: object, named: str, tmp_path: Path) -> None:
+    saved("gemma3", tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    inner, _, key = where.rpartition(".")
+    (config[inner] if inner else config)[key] = value
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=named):
+        open_checkpoint(tmp_path)
+
+
+def test_any_text_model_that_is_served_may_stand_in_a_wrapper_that_holds_any(tmp_path: Path) -> None:
+    saved("llava", tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["model_type"] = "of_tomorrow"
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"text_config\.model_type 'of_tomorrow' is not served; served are llama"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_what_a_text_config_leaves_out_is_what_transformers_class_says(name: str) -> None:
+    if name == "exaone4_5_text":
+        name = "exaone4"  # as transformers takes it
+    usual = transformers.CONFIG_MAPPING[name]()
+    for key, value in TEXT_MODELS[name].defaults.items():
+        if value is OverHeads:
+            value = usual.hidden_size // usual.num_attention_heads
+            theirs = getattr(usual, key, value)
+        elif key in ("rope_theta", "partial_rotary_factor"):
+            theirs = usual.rope_parameters.get(key, 1.0)
+        elif key in ("norm_topk_prob", "hidden_size_per_layer_input"):
+            continue  # which the class does not know: always so, and never
+        else:
+            theirs = getattr(usual, key)
+        assert (key, value) == (key, theirs)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda each: each.model_type)
+def test_a_wrapper_is_what_transformers_has(wrapper: Any) -> None:
+    assert wrapper.text in TEXT_MODELS or wrapper.text in ARCHITECTURES
+    if wrapper.model_type in ("internvl_chat", "phi4mm"):
+        return  # code of their own that is published beside them
+    usual = transformers.CONFIG_MAPPING[wrapper.model_type]()
+    assert getattr(transformers, wrapper.class_name).config_class is type(usual)
+    assert usual.get_text_config().model_type == wrapper.text
+    name = TEXT_MODELS[wrapper.text].architecture if wrapper.text in TEXT_MODELS else wrapper.text
+    tied = ARCHITECTURES[name].tied or wrapper.tied
+    assert getattr(usual, "tie_word_embeddings", tied) == tied
