@@ -14,13 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model.loading import load_transformer
-from tests.worker_svc.checkpoints.gguf_models import architecture_of, save_gguf
+from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, architecture_of, save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
 from tests.worker_svc.model.test_architectures import GGUF, GRANTED, MODELS, PAGE_SIZE, SCALINGS, saved
 
@@ -89,6 +90,21 @@ CASES |= {
     f"llama, {name}": ("Llama", {"rope_parameters": {"rope_theta": 100.0} | SCALINGS[name]})
     for name in ("linear", "yarn")
 }
+# Text models of those that see, in files of their own `general.architecture`; with what these say beside others.
+SEEING = {
+    "qwen2 of one that sees": ("qwen2", "qwen2vl", {"rope.dimension_sections": [1, 1, 2, 0]}),
+    "qwen3 of one that sees": (
+        *("qwen3", "qwen3vl"),
+        {"rope.dimension_sections": [2, 2, 2, 0], "n_deepstack_layers": 3},
+    ),
+    "qwen3 moe of one that sees": (
+        *("qwen3 moe", "qwen3vlmoe"),
+        {"rope.dimension_sections": [2, 2, 2, 0], "n_deepstack_layers": 3},
+    ),
+}
+CASES |= {name: CASES[model] for name, (model, _, _) in SEEING.items()}
+# Of Qwen2-VL llama.cpp leaves out what norms add before they divide, which the file says.
+CASES["qwen2 of one that sees"] = ("Qwen2", CASES["qwen2"][1] | {"rms_norm_eps": 1e-12})
 # Their activation is looked up in a table of float16 by llama.cpp.
 BY_TABLE = ("gemma", "starcoder2", "phi 2", "gpt neox", "falcon,", "falcon")
 
@@ -111,15 +127,23 @@ def logits_of_llama_cpp(path: Path, ids: list[int]) -> torch.Tensor:
     return torch.from_numpy(np.load(target))
 
 
+def saved_for_llama_cpp(name: str, theirs: Any, path: Path) -> Path:
+    """The file of one of `CASES`."""
+    usual = architecture_of(theirs.config)
+    _, architecture, more = SEEING.get(name, ("", usual, {}))
+    metadata: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 97}
+    metadata |= {f"{architecture}.{key}": value for key, value in more.items()}
+    if architecture.startswith("qwen35"):
+        metadata[f"{architecture}.rope.dimension_sections"] = [1, 1, 0, 0]  # not more than tiny heads have
+    with patch.dict(ARCHITECTURES, {theirs.config.model_type: architecture} if architecture != usual else {}):
+        return save_gguf(theirs, path, metadata=metadata)
+
+
 def three_logits(name: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Those of transformers, ours and llama.cpp's, of one of `CASES`."""
     kind, changes = CASES[name]
     theirs, ids = saved(kind, folder, **changes), some_ids(97, LENGTH)
-    architecture = architecture_of(theirs.config)
-    metadata: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 97}
-    if architecture.startswith("qwen35"):
-        metadata[f"{architecture}.rope.dimension_sections"] = [1, 1, 0, 0]  # not more than tiny heads have
-    path = save_gguf(theirs, folder / "model.gguf", metadata=metadata)
+    path = saved_for_llama_cpp(name, theirs, folder / "model.gguf")
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].float()
     ours = logits_in_chunks(load_transformer(open_checkpoint(path), "cpu", torch.float32), ids, [PAGE_SIZE, 5])

@@ -168,6 +168,10 @@ ARCHITECTURES = {
     "qwen2": GgufArchitecture("qwen2", qkv_bias=True),
     "qwen3": GgufArchitecture("qwen3", qk_norm="head"),
     "qwen3moe": GgufArchitecture("qwen3_moe", qk_norm="head"),
+    # Of models that see, whose files have the text model alone.
+    "qwen2vl": GgufArchitecture("qwen2", qkv_bias=True),
+    "qwen3vl": GgufArchitecture("qwen3", qk_norm="head"),
+    "qwen3vlmoe": GgufArchitecture("qwen3_moe", qk_norm="head"),
     "smollm3": GgufArchitecture("smollm3", permuted=True, unrotated_every=4),
     "seed_oss": GgufArchitecture("seed_oss", layer_names=LAYER_NAMES | _POST_NORM),
     "arcee": GgufArchitecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),

@@ -67,11 +67,13 @@ _CAPS: Table = rules(USED, "attn_logit_softcapping final_logit_softcapping")
 _EXPERTS: Table = {"expert_gating_func": Only((2,))}  # a sigmoid
 _STATES: Table = rules(USED, "ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size")
 _CONVOLUTIONS: Table = rules(USED, "shortconv.l_cache")
+# Of text alone, all positions of a token are the same, and nothing is added to the first layers.
+_SEEING: Table = rules(NEUTRAL, "rope.dimension_sections n_deepstack_layers")
 _HYBRID: Table = (
     rules(USED, "full_attention_interval attention.recurrent_layers nextn_predict_layers")
     | _STATES
     | rules(USED, "expert_shared_feed_forward_length")
-    | rules(NEUTRAL, "rope.dimension_sections")  # of text alone, all positions of a token are the same
+    | _SEEING
 )
 _LATENTS: Table = (
     rules(USED, "attention.kv_lora_rank attention.q_lora_rank")
@@ -85,6 +87,7 @@ _INDEXER: Table = rules(USED, *(f"attention.indexer.{name}" for name in ("head_c
     "rope.scaling.yarn_log_multiplier": Only((0.1,))
 }
 _MORE: Mapping[str, Table] = {
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _SEEING),
     "gemma4": _WINDOWS
     | rules(USED, "attention.key_length_swa attention.value_length_swa attention.shared_kv_layers")
     | rules(USED, "rope.freq_base_swa rope.dimension_count_swa final_logit_softcapping")

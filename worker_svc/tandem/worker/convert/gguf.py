@@ -34,10 +34,11 @@ _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 # What `general.architecture` says: the name that the reader's table has for ours, or of another one that says the same.
 _WITH_EXPERTS = {"nemotron_h": "nemotron_h_moe"}  # which are another one there
+_ONLY_READ = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # what is written is the text model alone
 CONVERTED = {
     **{row.sharing: kind for kind, row in ARCHITECTURES.items() if row.sharing},
     **{row.windowed: kind for kind, row in ARCHITECTURES.items() if row.windowed},
-    **{row.name: kind for kind, row in ARCHITECTURES.items() if kind not in _WITH_EXPERTS.values()},
+    **{row.name: kind for kind, row in ARCHITECTURES.items() if kind not in (*_WITH_EXPERTS.values(), *_ONLY_READ)},
     **dict.fromkeys(("mistral", "ministral", "mixtral", "internlm3"), "llama"),
     "solar_open": "glm4moe",
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
