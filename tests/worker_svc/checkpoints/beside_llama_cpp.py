@@ -21,7 +21,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model.loading import load_transformer
-from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, architecture_of, save_gguf
+from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, architecture_of, named_tensors, save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
 from tests.worker_svc.model.test_architectures import GGUF, GRANTED, MODELS, PAGE_SIZE, SCALINGS, saved
 
@@ -97,6 +97,8 @@ SEEING = {
         *("qwen3", "qwen3vl"),
         {"rope.dimension_sections": [2, 2, 2, 0], "n_deepstack_layers": 3},
     ),
+    "glm4 of one that sees": ("glm4", "glm4", {"rope.dimension_sections": [1, 1, 1, 0]}),
+    "glm4 moe of one that sees": ("glm4 moe", "glm4moe", {"rope.dimension_sections": [1, 1, 1, 0]}),
     "qwen3 moe of one that sees": (
         *("qwen3 moe", "qwen3vlmoe"),
         {"rope.dimension_sections": [2, 2, 2, 0], "n_deepstack_layers": 3},
@@ -136,7 +138,20 @@ def saved_for_llama_cpp(name: str, theirs: Any, path: Path) -> Path:
     if architecture.startswith("qwen35"):
         metadata[f"{architecture}.rope.dimension_sections"] = [1, 1, 0, 0]  # not more than tiny heads have
     with patch.dict(ARCHITECTURES, {theirs.config.model_type: architecture} if architecture != usual else {}):
+        if architecture == "glm4" and more:
+            return save_gguf(theirs, path, metadata=metadata, extra=in_halves(theirs), without=(".attn_q.", ".attn_k."))
         return save_gguf(theirs, path, metadata=metadata)
+
+
+def in_halves(theirs: Any) -> dict[str, Any]:
+    """Queries and keys of a GLM-4 whose pairs are half of what turns apart, as llama.cpp's converter writes those of
+    GLM-4.1V."""
+    size = theirs.config.head_dim
+    turning = int(size * theirs.config.rope_parameters["partial_rotary_factor"])
+    order = [*torch.arange(turning).view(-1, 2).t().reshape(-1).tolist(), *range(turning, size)]
+    named = {name: tensor for name, tensor in named_tensors(theirs) if ".attn_q." in name or ".attn_k." in name}
+    heads = {name: tensor.reshape(-1, size, *tensor.shape[1:])[:, order] for name, tensor in named.items()}
+    return {name: rows.reshape(named[name].shape).contiguous().numpy() for name, rows in heads.items()}
 
 
 def three_logits(name: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

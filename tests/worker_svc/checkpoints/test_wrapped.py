@@ -18,9 +18,13 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_text_models import TEXT_MODELS, OverHeads
 from tandem.worker.checkpoints.hugging_face_wrapped import text_names, wrapper_of
 from tandem.worker.checkpoints.hugging_face_wrappers import WRAPPERS
+from tandem.worker.convert.run import convert
+from tests.worker_svc.checkpoints.beside_llama_cpp import CASES, SEEING, saved_for_llama_cpp
+from tests.worker_svc.checkpoints.published_wrappers import STATIC_FP8
 from tests.worker_svc.checkpoints.wrapped_models import LOGITS_LEFT_ALONE, WRAPPED, rename, saved, write
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
-from tests.worker_svc.model.test_architectures import loaded
+from tests.worker_svc.model.test_architectures import assert_logits_agree, loaded
+from tests.worker_svc.model.test_architectures import saved as text_model
 
 GREEDY = ("gemma3", "mistral3", "mistral3, ministral3", "qwen2.5 vl", "qwen3 vl", "qwen3 vl moe", "glm4v moe")
 ANSWER = 64
@@ -218,3 +222,44 @@ def test_a_wrapper_is_what_transformers_has(wrapper: Any) -> None:
     name = TEXT_MODELS[wrapper.text].architecture if wrapper.text in TEXT_MODELS else wrapper.text
     tied = ARCHITECTURES[name].tied or wrapper.tied
     assert getattr(usual, "tie_word_embeddings", tied) == tied
+
+
+def test_the_text_model_of_a_folder_in_fp8_is_read_though_its_config_says_so_of_the_whole(tmp_path: Path) -> None:
+    """As Ministral 3 is published: one scale a matrix, and one of what it is multiplied by."""
+    saved("mistral3, ministral3", tmp_path)
+    plain, tensors = dict(open_checkpoint(tmp_path).tensors()), load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if "language_model" in name and name.endswith("_proj.weight")]:
+        scale = tensors[name].abs().max() / 448
+        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors |= {f"{name}_scale_inv": scale, f"{name.removesuffix('weight')}activation_scale": torch.tensor(0.5)}
+    write(tmp_path, tensors)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": STATIC_FP8}))
+    quantized = 0
+    for name, tensor in open_checkpoint(tmp_path).tensors():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, plain[name])
+        else:
+            quantized += 1
+            expected = plain[name]
+            assert isinstance(expected, torch.Tensor)
+            torch.testing.assert_close(tensor.dequantize(), expected, atol=float(expected.abs().max()) / 16, rtol=0)
+    assert quantized == 3 * 7
+
+
+@pytest.mark.parametrize("name", ["mistral3", "qwen3 vl moe", "glm4v"])
+@pytest.mark.parametrize(("family", "target"), [("hugging_face", "folder"), ("gguf", "model.gguf")])
+def test_the_text_model_is_converted_as_one_of_its_own(family: str, target: str, name: str, tmp_path: Path) -> None:
+    theirs, ids = saved(name, tmp_path / "source"), some_ids(97, 40)
+    convert(tmp_path / "source", tmp_path / target, family, "auto", lambda done, total: None)
+    with torch.inference_mode():
+        expected = theirs(input_ids=torch.tensor([ids])).logits[0].float()
+    whole = logits_in_chunks(loaded(tmp_path / target), ids, [40])
+    torch.testing.assert_close(whole, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_a_gguf_file_of_one_that_sees_has_the_text_model(name: str, tmp_path: Path) -> None:
+    kind, changes = CASES[name]
+    theirs = text_model(kind, tmp_path, **changes)
+    assert_logits_agree(loaded(saved_for_llama_cpp(name, theirs, tmp_path / "model.gguf")), theirs, 60)

@@ -78,6 +78,7 @@ class GgufArchitecture:
 
     name: str  # ours
     permuted: bool = False  # RoPE pairs of q and k are neighbours
+    halves_of_sections: bool = False  # but not in files that say `rope.dimension_sections`, of models that see
     index_permuted: bool = False  # so are those of an indexer
     qk_norm: Literal["head", "whole", "behind"] | None = None
     may_norm: bool = False  # heads of q and k are normalized where there are tensors for it
@@ -207,6 +208,7 @@ ARCHITECTURES = {
     "glm4": GgufArchitecture(
         "glm4",
         permuted=True,
+        halves_of_sections=True,
         partly_rotated=True,
         layer_names=LAYER_NAMES | _NORMS_AROUND | _FUSED_MLP,
         always={"norm_placement": "both"},

@@ -77,6 +77,9 @@ def read_config(
     check_fields(Fields(path, plain), known_keys(kind), NEUTRAL_FAMILIES)
     own = {key.removeprefix(prefix): value for key, value in plain.items() if key.startswith(prefix)}
     said = fields = Fields(path, own, prefix)
+    sections = own.get("rope.dimension_sections")
+    if architecture.halves_of_sections and isinstance(sections, list) and any(sections):
+        architecture = replace(architecture, permuted=False)
     if architecture.folded:
         fields = unfolded(said)
     elif architecture.prepared is not None:

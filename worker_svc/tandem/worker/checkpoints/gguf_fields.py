@@ -111,7 +111,9 @@ _MORE: Mapping[str, Table] = {
     | rules(NEUTRAL, "expert_shared_count"),
     "falcon-h1": _STATES,
     "qwen2moe": {"expert_shared_feed_forward_length": USED, "expert_weights_norm": Only((False,))},
+    "glm4": {"rope.dimension_sections": USED},
     "glm4moe": _EXPERTS
+    | _SEEING
     | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
     | rules(USED, "expert_weights_scale expert_weights_norm"),
     "deepseek2": _LATENTS,
