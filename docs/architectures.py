@@ -1,4 +1,5 @@
-"""Generates the table of docs/models.md that says from which files each architecture loads, from the reader's tables.
+"""Generates the tables of docs/models.md from the reader's: from which files each architecture loads, and which models
+that see or hear hold one.
 
 python docs/architectures.py           write it; `make protos` does
 python docs/architectures.py --check   exit 1 if it is not what the code says
@@ -15,17 +16,23 @@ from pathlib import Path
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
-from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
+from tandem.worker.checkpoints.hugging_face_text_models import TEXT_MODELS
+from tandem.worker.checkpoints.hugging_face_wrapped import text_fields, wrapper_of
+from tandem.worker.checkpoints.hugging_face_wrappers import WRAPPERS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.gguf import CONVERTED as TO_GGUF
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.worker_svc.checkpoints.published_states import PUBLISHED as WITH_STATES
+from tests.worker_svc.checkpoints.published_wrappers import PUBLISHED_WRAPPERS
+from tests.worker_svc.checkpoints.test_hybrids import PUBLISHED as HYBRIDS
 from tests.worker_svc.checkpoints.test_published_configs import PUBLISHED
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end of what is made -->\n"
+WRAPPERS_BEGIN, WRAPPERS_END = "<!-- wrappers, made by docs/architectures.py -->\n", "<!-- end of the wrappers -->\n"
+WRAPPERS_HEAD = "| `config.json` says | text model | published ones that are tried without weights |\n|---|---|---|\n"
 COMPARED = Path(__file__).parents[1] / "tests/worker_svc/model/test_architectures.py"
 COLUMNS = (
     "architecture",
@@ -118,11 +125,27 @@ def compared() -> Counter[str]:
     return found
 
 
+def wrappers() -> Iterator[str]:
+    """The rows of the table of models that see or hear."""
+    seeing = {name: values for name, (values, _) in PUBLISHED_WRAPPERS.items() if "," not in name}
+    tried = seeing | {name: values for name, (values, *_) in (*PUBLISHED.items(), *HYBRIDS.items())}
+    for each in WRAPPERS:
+        names = ", ".join(f"`{name}`" for name in (each.class_name, *each.also_spelled))
+        usual = TEXT_MODELS[each.text].architecture if each.text in TEXT_MODELS else each.text
+        known = [name for name, values in tried.items() if wrapper_of(Fields(Path("config.json"), values)) == each]
+        yield f"| {names} | {usual if each.alone else f'any; {usual} where it is not said'} | {', '.join(known)} |\n"
+
+
 def page() -> str:
     """The text of docs/models.md."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + HEAD + "".join(rows()) + END + after
+    text = _between(PAGE.read_text(encoding="utf-8"), BEGIN, HEAD + "".join(rows()), END)
+    return _between(text, WRAPPERS_BEGIN, WRAPPERS_HEAD + "".join(wrappers()), WRAPPERS_END)
+
+
+def _between(text: str, begin: str, made: str, end: str) -> str:
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return before + begin + made + end + after
 
 
 def main(arguments: list[str]) -> int:

@@ -90,6 +90,32 @@ QWEN3_VL_EXPERTS = {
     **{"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "num_experts": 128},
     **{"num_experts_per_tok": 8, "output_router_logits": False, "router_aux_loss_coef": 0.001},
 }
+QWEN2_OMNI = {
+    **(USUAL | sizes(152064, 3584, 18944, 28, 28, 4, 32768)),
+    **{"init_std": 0.02, "max_window_layers": 28, "model_type": "qwen2_5_omni_text", "rope_theta": 1000000.0},
+    **{"rope_scaling": MROPE | {"rope_type": "default", "type": "default"}, "sliding_window": 32768},
+    "use_sliding_window": False,
+}
+QWEN3_OMNI = {
+    **(USUAL | sizes(152064, 2048, 768, 48, 32, 4, 65536) | QWEN3_VL_EXPERTS),
+    **{"attention_bias": False, "head_dim": 128, "model_type": "qwen3_omni_moe_text", "moe_intermediate_size": 768},
+    **{"rope_scaling": INTERLEAVED | {"interleaved": True, "type": "default"}, "rope_theta": 1000000},
+    **{"shared_expert_intermediate_size": 0, "sliding_window": None, "use_qk_norm": True, "use_sliding_window": False},
+}
+
+
+def omni(class_name: str, model_type: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
+    thinker = {
+        **{"audio_config": {"d_model": 1280}, "audio_end_token_id": 151648, "audio_start_token_id": 151647},
+        **{"audio_token_index": 151646, "image_token_index": 151655, "video_token_index": 151656, **QWEN_IDS},
+        **{"initializer_range": 0.02, "model_type": f"{model_type}_thinker", "pad_token_id": 151643},
+        **{"position_id_per_seconds": 25, "seconds_per_chunk": 2, "text_config": text, "user_token_id": 872},
+        **{"vision_config": {"depth": 32}, "vision_end_token_id": 151653, "vision_start_token_id": 151652},
+    }
+    config = {"architectures": [class_name], "model_type": model_type, "thinker_config": thinker}
+    return config | SAVED | {"talker_config": {}, "token2wav_config": {}, "tts_bos_token_id": 151672} | more
+
+
 GLM_TOKENS = {
     **{"image_end_token_id": 151340, "image_start_token_id": 151339, "image_token_id": 151363},
     **{"video_end_token_id": 151342, "video_start_token_id": 151341, "video_token_id": 151364},
@@ -288,6 +314,11 @@ PUBLISHED_WRAPPERS: dict[str, tuple[dict[str, Any], float]] = {
             moe_intermediate_size=1536,
         ),
         235.1,
+    ),
+    "Qwen2.5-Omni-7B": (omni("Qwen2_5OmniModel", "qwen2_5_omni", QWEN2_OMNI), 7.62),
+    "Qwen3-Omni-30B-A3B-Instruct": (
+        omni("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe", QWEN3_OMNI, enable_audio_output=True),
+        30.5,
     ),
     "GLM-4.1V-9B-Thinking": (
         whole(

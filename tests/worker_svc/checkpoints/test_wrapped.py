@@ -143,6 +143,23 @@ def test_fields_of_an_older_file_stand_beside_the_wrappers_own(tmp_path: Path) -
         open_checkpoint(tmp_path)
 
 
+def test_the_text_model_of_what_thinks_beside_what_speaks_is_read(tmp_path: Path) -> None:
+    saved("qwen2.5 omni", tmp_path)
+    ids = some_ids(97, 30)
+    expected = logits_in_chunks(loaded(tmp_path), ids, [30])
+    file = tmp_path / "config.json"
+    config = {"thinker_config": json.loads(file.read_text()), "talker_config": {"hidden_size": 16}}
+    named = {"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "enable_talker": True}
+    file.write_text(json.dumps(config | named))
+    further = {"talker.model.norm.weight": torch.ones(3), "token2wav.x.weight": torch.ones(3)}
+    rename(tmp_path, lambda stored: f"thinker.{stored}", **further)
+    assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
+    config["thinker_config"]["a_field_of_tomorrow"] = 1
+    file.write_text(json.dumps(config | named))
+    with pytest.raises(CheckpointError, match=r"thinker_config\.a_field_of_tomorrow"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_published_phi_4_has_adapters_that_text_does_not_use(tmp_path: Path) -> None:
     saved("phi-4 multimodal", tmp_path)
     ids = some_ids(97, 30)

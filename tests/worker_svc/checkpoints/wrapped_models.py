@@ -47,6 +47,7 @@ THIRDS = rope(mrope_section=[2, 2, 2], mrope_interleaved=True)
 GLM4V_MOE = text("glm4v_moe_text", **GLM4_MOE, **rope(mrope_section=[1, 1, 1], partial_rotary_factor=0.5))
 UNIFIED = {key: value for key, value in MODELS["gemma4"][1].items() if "per_layer_input" not in key}
 RAISED = {"rope_type": "xdrope", "alpha": 50.0, "rope_theta": 100.0, "factor": 1.0, "xdrope_section": [2, 1, 1, 2]}
+EAR = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "output_dim": 48}
 APART = {"tie_word_embeddings": False}
 
 # The class, and what its configuration is made of.
@@ -99,6 +100,20 @@ WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
             "text_config": text("qwen3_vl_moe_text", **THIRDS, **QWEN_EXPERTS),
             "vision_config": DEEP_TOWER,
             **APART,
+        },
+    ),
+    "qwen2.5 omni": (
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        {
+            "text_config": text("qwen2_5_omni_text", head_dim=8, **rope(mrope_section=[1, 1, 2]), **APART),
+            **{"vision_config": QWEN_TOWER, "audio_config": EAR},
+        },
+    ),
+    "qwen3 omni": (
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        {
+            "text_config": text("qwen3_omni_moe_text", **THIRDS, **QWEN_EXPERTS),
+            **{"vision_config": DEEP_TOWER, "audio_config": EAR},
         },
     ),
     "glm4v": (

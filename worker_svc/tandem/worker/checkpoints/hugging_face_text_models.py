@@ -67,6 +67,16 @@ TEXT_MODELS: Mapping[str, TextModel] = {
     "qwen3_moe": TextModel("qwen3_moe", _usual(151936, 2048, 6144, 24, 32, 4, 32768, 1e-6, moe_intermediate_size=768)),
     "qwen3_vl_text": TextModel("qwen3", _QWEN3_VL, three_positions=True),
     "qwen3_vl_moe_text": TextModel("qwen3_moe", _QWEN3_VL_MOE, three_positions=True),
+    "qwen2_5_omni_text": TextModel(
+        "qwen2",
+        _usual(152064, 3584, 18944, 28, 28, 4, 32768, 1e-6, max_window_layers=28),
+        three_positions=True,
+    ),
+    "qwen3_omni_moe_text": TextModel(
+        "qwen3_moe",
+        _usual(3584, 2048, 18944, 28, 28, 4, 32768, 1e-6, moe_intermediate_size=768, norm_topk_prob=True),
+        three_positions=True,
+    ),
     "glm4v_text": TextModel("glm4", _GLM4V, three_positions=True),
     "glm4v_moe_text": TextModel("glm4_moe", _GLM4V_MOE, three_positions=True),
     "cohere2": TextModel("cohere2", _COHERE2 | {"layer_norm_eps": 1e-5}),

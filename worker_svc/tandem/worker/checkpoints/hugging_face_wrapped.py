@@ -5,12 +5,13 @@ model.language_model  lm_head                 as transformers has it now
 language_model.model  language_model.lm_head  as many were published
 model                 lm_head                 Qwen2-VL, Phi-4
 model.text_model      lm_head                 Idefics 3
+thinker.model         thinker.lm_head         Qwen2.5-Omni, Qwen3-Omni
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,14 @@ from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, check_fields
 
 # What sees and hears, and what leads from there to the text model.
 _NOT_LOADED = re.compile(
-    r"(model\.)?(visual|vit|vision_tower|vision_model|vision_embedder|embed_vision|embed_tokens_extend|image_newline"
+    r"(talker|token2wav|code2wav)\..+|(thinker\.)?(model\.)?(visual|vit|vision_tower|vision_model|vision_embedder|embed_vision|embed_tokens_extend|image_newline"
     r"|multi_modal_projector|mm_projector|vision_projector|projector|connector|mlp1|patch_merger"
     r"|layerwise_projectors|spatial_projectors|audio_tower|embed_audio|sound_encoder|sound_projection)(\..+)?"
     r"|.+\.lora_[AB]\.(speech|vision)\.weight"  # Phi-4, which adds them where there is something to hear or to see
 )
-_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.")
+_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.|thinker\.")
 _TIED, _ROPE = "tie_word_embeddings", ("rope_parameters", "rope_scaling")
-_SECTIONS = ("mrope_section", "mrope_interleaved", "xdrope_section")
+_SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved", "xdrope_section")
 _TOP = ("model.", "lm_head.", "backbone.", "transformer.")  # what a text model of its own begins with
 
 
@@ -56,19 +57,23 @@ def text_fields(config: Fields) -> Fields:
     wrapper = wrapper_of(config)
     if wrapper is None:
         return config
-    apart = config.has(wrapper.where)
+    around, way = [config], wrapper.where.split(".")
+    for key in way:
+        if around[-1].has(key):
+            around.append(around[-1].object(key))
+    apart = len(around) > len(way)
     if not (apart or wrapper.flat):
         raise config.error(wrapper.where, f"is missing, which says what the text model of {wrapper.class_name} is")
-    text = config.object(wrapper.where) if apart else config
+    text = around[-1] if apart else config
     kind = text.values.get("model_type") if apart else None
     model = _text_model(text, wrapper, kind or wrapper.text)
-    if apart:  # what the text model knows counts where its own fields are
-        known = dict.fromkeys(CONFIG[model.architecture], NEUTRAL)
-        check_fields(config, known | SEEN_AND_HEARD | {wrapper.where: USED})
+    known = dict.fromkeys(CONFIG[model.architecture], NEUTRAL) | SEEN_AND_HEARD | dict.fromkeys(way, USED)
+    for fields in around[:-1]:  # what the text model knows counts where its own fields are
+        check_fields(fields, known)
     others = {key: value for key, value in text.values.items() if key in wrapper.text_fields}
     check_fields(text.with_values(others), wrapper.text_fields)
     own = {key: value for key, value in text.values.items() if key not in SEEN_AND_HEARD and key not in others}
-    return text.with_values(_values(config, text.with_values(own), wrapper, model))
+    return text.with_values(_values(text.with_values(own), around, model))
 
 
 def wrapper_around(architecture: Architecture) -> Wrapper | None:
@@ -130,13 +135,14 @@ def _text_model(text: Fields, wrapper: Wrapper, kind: Any) -> TextModel:
     return TextModel(name)
 
 
-def _values(config: Fields, text: Fields, wrapper: Wrapper, model: TextModel) -> dict[str, Any]:
-    """Returns what a file of the text model alone would say."""
+def _values(text: Fields, around: Sequence[Fields], model: TextModel) -> dict[str, Any]:
+    """Returns what a file of the text model alone would say; `around`: the objects that it stands in, it the last."""
     values = dict(text.values)
-    for key in ("bos_token_id", "eos_token_id", "quantization_config"):
-        if key in config.values:
-            values.setdefault(key, config.values[key])
-    said = [one for each in (text, config) if (one := each.values.get(_TIED)) is not None]
+    for fields in reversed(around[:-1]):
+        for key in ("bos_token_id", "eos_token_id", "quantization_config"):
+            if key in fields.values:
+                values.setdefault(key, fields.values[key])
+    said = [one for each in (text, *around[:-1]) if (one := each.values.get(_TIED)) is not None]
     if said:  # true of either counts, as in transformers
         values[_TIED] = next((one for one in said if one is True), said[0])
     ropes = {key: text.object(key).values for key in _ROPE if text.has(key)}

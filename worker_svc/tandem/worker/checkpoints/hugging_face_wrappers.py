@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.worker.checkpoints.known_fields import NEUTRAL, Only, Table, rules
 
@@ -21,7 +22,7 @@ class Wrapper:
     text: str  # the model_type of the text model where the file does not say it
     alone: bool = False  # no other one may stand there; else any that is served may
     tied: bool = False  # without a word on it, the embedding is the output where that is not stored
-    where: str = "text_config"  # what the text model's fields are in
+    where: str = "text_config"  # what the text model's fields are in; `a.b`: an object in another
     flat: bool = False  # without that, they are beside the wrapper's own
     also_named: tuple[str, ...] = ()  # other model_types of the same
     also_spelled: tuple[str, ...] = ()  # other classes of the same
@@ -54,6 +55,10 @@ SEEN_AND_HEARD: Table = rules(
     "select_layer alignment_intermediate_size adapter_layer_norm_eps projection_dim projection_hidden_size",
     "projection_layer_norm_eps mm_projector_type deepstack_layer_map spatial_vision_layer spatial_target_layers",
     "speech_lora vision_lora",
+    # what speaks
+    "talker_config token2wav_config code2wav_config enable_audio_output enable_talker tts_pad_token_id",
+    "tts_bos_token_id tts_eos_token_id im_start_token_id im_end_token_id system_token_id user_token_id",
+    "assistant_token_id audio_start_token_id audio_end_token_id position_id_per_seconds seconds_per_chunk init_std",
     # how InternVL names the template of its chat
     "template",
 )
@@ -62,6 +67,17 @@ SEEN_AND_HEARD: Table = rules(
 _IDEFICS_TEXT = rules(NEUTRAL, "neftune_noise_alpha perceiver_config pixel_shuffle_factor use_resampler") | {
     "qk_layer_norms": Only((False,))
 }
+_QWEN2_OMNI: Mapping[str, Any] = {
+    "text": "qwen2_5_omni_text",
+    "alone": True,
+    "text_fields": rules(NEUTRAL, "init_std"),
+}
+_QWEN3_OMNI: Mapping[str, Any] = {
+    "text": "qwen3_omni_moe_text",
+    "alone": True,
+    "text_fields": {"use_qk_norm": Only((True,))},
+}
+_THINKER = "thinker_config.text_config"  # beside what speaks
 
 WRAPPERS = (
     Wrapper("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", alone=True),
@@ -72,6 +88,16 @@ WRAPPERS = (
     Wrapper("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", alone=True, flat=True),
     Wrapper("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", alone=True),
     Wrapper("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", alone=True),
+    Wrapper("qwen2_5_omni_thinker", "Qwen2_5OmniThinkerForConditionalGeneration", **_QWEN2_OMNI),
+    Wrapper(
+        "qwen2_5_omni",
+        "Qwen2_5OmniForConditionalGeneration",
+        **_QWEN2_OMNI,
+        where=_THINKER,
+        also_spelled=("Qwen2_5OmniModel",),
+    ),
+    Wrapper("qwen3_omni_moe_thinker", "Qwen3OmniMoeThinkerForConditionalGeneration", **_QWEN3_OMNI),
+    Wrapper("qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration", **_QWEN3_OMNI, where=_THINKER),
     Wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", alone=True),
     Wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", alone=True),
     Wrapper("llama4", "Llama4ForConditionalGeneration", "llama4_text", alone=True),
