@@ -132,7 +132,11 @@ def wrappers() -> Iterator[str]:
     for each in WRAPPERS:
         names = ", ".join(f"`{name}`" for name in (each.class_name, *each.also_spelled))
         usual = TEXT_MODELS[each.text].architecture if each.text in TEXT_MODELS else each.text
-        known = [name for name, values in tried.items() if wrapper_of(Fields(Path("config.json"), values)) == each]
+        known = [
+            name.removeprefix("the text model of ")
+            for name, values in tried.items()
+            if wrapper_of(Fields(Path("config.json"), values)) == each
+        ]
         yield f"| {names} | {usual if each.alone else f'any; {usual} where it is not said'} | {', '.join(known)} |\n"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker_svc.checkpoints.test_published_configs import HUNYUAN, LONGROPE, PUBLISHED, sizes, yarn
+from tests.worker_svc.checkpoints.published_states import PUBLISHED as STATES
+from tests.worker_svc.checkpoints.test_published_configs import HUNYUAN, LONGROPE, PUBLISHED, gemma4, sizes, yarn
 
 USUAL: dict[str, Any] = {
     **{"attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6},
@@ -192,6 +193,29 @@ HUNYUAN_OCR = HUNYUAN | {
     **{"pad_id": 120002, "rope_scaling": HUNYUAN["rope_scaling"] | {"type": "xdrope", "xdrope_section": [16] * 4}},
     **{"sep_token_id": 0, "text_end_id": 8, "text_start_id": 7, "use_cache": True, "routed_scaling_factor": 1.0},
 }
+NEMOTRON = {
+    **{
+        "downsample_ratio": 0.5,
+        "force_image_size": 512,
+        "img_context_token": "<image>",
+        "img_context_token_id": 131072,
+    },
+    **{"max_sequence_length": 131072, "projector_hidden_size": 20480, "ps_version": "v2", "use_thumbnail": True},
+    **{"sound_config": {"hidden_size": 1024}, "sound_context_token_id": 27, "video_context_token_id": 131081},
+    **{"video_pruning_rate": 0.0, "vit_hidden_size": 1280, "auto_map": {}, "image_tag_type": "internvl"},
+}
+
+
+def gemma4_unified(*shape: int, **text: Any) -> dict[str, Any]:
+    config = gemma4(*shape, 6, **text)
+    unknown = ("enable_moe_block", "moe_intermediate_size", "num_experts", "top_k_experts")
+    unknown += ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    own = {key: value for key, value in config["text_config"].items() if key not in unknown}
+    own |= {"model_type": "gemma4_unified_text", "use_bidirectional_attention": "vision"}
+    named = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"}
+    return config | named | {"text_config": own}
+
+
 PHI_4 = PUBLISHED["Phi-4-mini"][0]
 LORA = {"dp": 0.01, "layer": "((layers.*self_attn\\.(qkv|o)_proj)|(layers.*mlp\\.(gate_up|down)_proj))", "r": 320}
 
@@ -487,6 +511,15 @@ PUBLISHED_WRAPPERS: dict[str, tuple[dict[str, Any], float]] = {
             **{"use_unified_vision_chunk": True, "video_placeholder": "<|kimi_k25_video_placeholder|>"},
         ),
         1026.4,
+    ),
+    "Nemotron-3-Nano-Omni-30B-A3B-Reasoning": (
+        whole("NemotronH_Omni_Reasoning_V3", "NemotronH_Omni_Reasoning_V3", None, **NEMOTRON)
+        | {"llm_config": STATES["Nemotron-3-Nano-30B-A3B"][0]},
+        31.58,
+    ),
+    "a Gemma 4 of 12B, sizes guessed": (
+        gemma4_unified(3840, 15360, 48, 16, 8, sliding_window=1024, max_position_embeddings=262144),
+        12.14,
     ),
     "HunyuanOCR": (
         whole(

@@ -29,7 +29,7 @@ from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, check_fields
 _NOT_LOADED = re.compile(
     r"(talker|token2wav|code2wav)\..+|(thinker\.)?(model\.)?(visual|vit|vision_tower|vision_model|vision_embedder|embed_vision|embed_tokens_extend|image_newline"
     r"|multi_modal_projector|mm_projector|vision_projector|projector|connector|mlp1|patch_merger"
-    r"|layerwise_projectors|spatial_projectors|audio_tower|embed_audio|sound_encoder|sound_projection)(\..+)?"
+    r"|layerwise_projectors|spatial_projectors|audio_tower|embed_audio|sound_encoder|sound_projection|vision_final_layernorm)(\..+)?"
     r"|.+\.lora_[AB]\.(speech|vision)\.weight"  # Phi-4, which adds them where there is something to hear or to see
 )
 _TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.|thinker\.")
@@ -57,23 +57,34 @@ def text_fields(config: Fields) -> Fields:
     wrapper = wrapper_of(config)
     if wrapper is None:
         return config
-    around, way = [config], wrapper.where.split(".")
-    for key in way:
-        if around[-1].has(key):
-            around.append(around[-1].object(key))
-    apart = len(around) > len(way)
+    ways = [way for where in wrapper.where if (way := _way(config, where))]
+    if len(ways) > 1:
+        raise config.error(wrapper.where[1], f"is there beside {wrapper.where[0]}; one of them is expected")
+    around = ways[0] if ways else [config]
+    apart = len(around) > 1
     if not (apart or wrapper.flat):
-        raise config.error(wrapper.where, f"is missing, which says what the text model of {wrapper.class_name} is")
+        raise config.error(wrapper.where[0], f"is missing, which says what the text model of {wrapper.class_name} is")
     text = around[-1] if apart else config
     kind = text.values.get("model_type") if apart else None
     model = _text_model(text, wrapper, kind or wrapper.text)
-    known = dict.fromkeys(CONFIG[model.architecture], NEUTRAL) | SEEN_AND_HEARD | dict.fromkeys(way, USED)
+    known = dict.fromkeys(CONFIG[model.architecture], NEUTRAL) | SEEN_AND_HEARD
+    known |= dict.fromkeys(".".join(wrapper.where).split("."), USED)
     for fields in around[:-1]:  # what the text model knows counts where its own fields are
         check_fields(fields, known)
     others = {key: value for key, value in text.values.items() if key in wrapper.text_fields}
     check_fields(text.with_values(others), wrapper.text_fields)
     own = {key: value for key, value in text.values.items() if key not in SEEN_AND_HEARD and key not in others}
     return text.with_values(_values(text.with_values(own), around, model))
+
+
+def _way(config: Fields, where: str) -> list[Fields]:
+    """Returns the objects on the way to one, it the last; nothing where it is not there."""
+    found = [config]
+    for key in where.split("."):
+        if not found[-1].has(key):
+            return []
+        found.append(found[-1].object(key))
+    return found
 
 
 def wrapper_around(architecture: Architecture) -> Wrapper | None:

@@ -22,7 +22,7 @@ class Wrapper:
     text: str  # the model_type of the text model where the file does not say it
     alone: bool = False  # no other one may stand there; else any that is served may
     tied: bool = False  # without a word on it, the embedding is the output where that is not stored
-    where: str = "text_config"  # what the text model's fields are in; `a.b`: an object in another
+    where: tuple[str, ...] = ("text_config",)  # one of which has the text model's fields; `a.b`: an object in another
     flat: bool = False  # without that, they are beside the wrapper's own
     also_named: tuple[str, ...] = ()  # other model_types of the same
     also_spelled: tuple[str, ...] = ()  # other classes of the same
@@ -41,6 +41,7 @@ SEEN_AND_HEARD: Table = rules(
     "eoi_token_index boa_token_index eoa_token_index _pad_token_id media_placeholder_token_id img_start_id",
     "img_context_token_id video_context_token_id sound_context_token_id img_context_token",
     "video_context_token sound_context_token img_start_token img_end_token im_start_id im_end_id",
+    "image_tag_type",
     "im_newline_id video_placeholder",
     # how pictures are cut, and how many tokens they are
     "image_seq_length image_grid_pinpoints use_image_newline_parameter vision_aspect_ratio image_aspect_ratio",
@@ -77,7 +78,8 @@ _QWEN3_OMNI: Mapping[str, Any] = {
     "alone": True,
     "text_fields": {"use_qk_norm": Only((True,))},
 }
-_THINKER = "thinker_config.text_config"  # beside what speaks
+_THINKER = ("thinker_config.text_config",)  # beside what speaks
+_LLM = ("text_config", "llm_config")
 
 WRAPPERS = (
     Wrapper("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", alone=True),
@@ -111,7 +113,7 @@ WRAPPERS = (
     Wrapper("llava_next_video", "LlavaNextVideoForConditionalGeneration", "llama"),
     Wrapper("llava_onevision", "LlavaOnevisionForConditionalGeneration", "qwen2"),
     Wrapper("internvl", "InternVLForConditionalGeneration", "qwen2", tied=True),
-    Wrapper("internvl_chat", "InternVLChatModel", "qwen2", where="llm_config"),
+    Wrapper("internvl_chat", "InternVLChatModel", "qwen2", where=_LLM),
     Wrapper("idefics3", "Idefics3ForConditionalGeneration", "llama", text_fields=_IDEFICS_TEXT),
     Wrapper("smolvlm", "SmolVLMForConditionalGeneration", "llama", text_fields=_IDEFICS_TEXT),
     Wrapper("cohere2_vision", "Cohere2VisionForConditionalGeneration", "cohere2"),
@@ -138,6 +140,7 @@ WRAPPERS = (
         "nemotron_h_omni",
         "NemotronH_Omni_Reasoning_V3",
         "nemotron_h",
+        where=_LLM,
         also_named=("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"),
         also_spelled=("NemotronH_Nano_VL_V2",),
     ),
