@@ -21,6 +21,7 @@ from tandem.worker.checkpoints.hugging_face_wrappers import WRAPPERS
 from tandem.worker.convert.run import convert
 from tests.worker_svc.checkpoints.beside_llama_cpp import CASES, SEEING, saved_for_llama_cpp
 from tests.worker_svc.checkpoints.published_wrappers import STATIC_FP8
+from tests.worker_svc.checkpoints.test_every_field import JUNK
 from tests.worker_svc.checkpoints.wrapped_models import LOGITS_LEFT_ALONE, WRAPPED, rename, saved, write
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
 from tests.worker_svc.model.test_architectures import assert_logits_agree, loaded
@@ -198,6 +199,29 @@ def test_what_is_not_served_is_refused_by_its_field(where: str, value: object, n
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=named):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "flat"), [("qwen2 vl", True), ("glm4v", False), ("hunyuan vl", True)])
+def test_junk_in_any_field_is_refused_or_harmless_but_never_another_error(
+    name: str, flat: bool, tmp_path: Path
+) -> None:
+    saved(name, tmp_path)
+    file = tmp_path / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text())
+    text = config["text_config"]
+    if flat:
+        config = config.pop("text_config") | config
+    refused = 0
+    for key in [*text, "mrope_section", "rope_scaling", "text_config", "vision_config", "architectures", "model_type"]:
+        for value in (*JUNK, {"rope_type": ["mrope"], "mrope_section": 3}, {"type": "mrope"}):
+            inner = config | {key: value} if flat else config | {"text_config": text | {key: value}}
+            for whole in (inner, config | {key: value}):
+                file.write_text(json.dumps(whole))
+                try:
+                    open_checkpoint(tmp_path)
+                except CheckpointError:
+                    refused += 1
+    assert refused > 50
 
 
 def test_any_text_model_that_is_served_may_stand_in_a_wrapper_that_holds_any(tmp_path: Path) -> None:

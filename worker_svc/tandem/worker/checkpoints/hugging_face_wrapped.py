@@ -170,6 +170,9 @@ def _values(text: Fields, around: Sequence[Fields], model: TextModel) -> dict[st
 
 def _one_position(rope: dict[str, Any]) -> dict[str, Any]:
     """Returns RoPE parameters without how three positions share the pairs."""
-    plain = {"mrope": "default", "xdrope": "dynamic"}
     values = {key: value for key, value in rope.items() if key not in _SECTIONS}
-    return values | {key: plain.get(values[key], values[key]) for key in ("type", "rope_type") if key in values}
+    for key in ("type", "rope_type"):
+        for theirs, plain in (("mrope", "default"), ("xdrope", "dynamic")):
+            if values.get(key) == theirs:
+                values[key] = plain
+    return values
