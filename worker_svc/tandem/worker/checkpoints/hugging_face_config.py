@@ -18,6 +18,7 @@ from tandem.worker.checkpoints.hugging_face_fields import ACTIVATIONS, CONFIG, R
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.hugging_face_latents import read_latents, score_multiplier
+from tandem.worker.checkpoints.hugging_face_wrappers import WRAPPERS
 from tandem.worker.checkpoints.known_fields import USED, check_fields
 from tandem.worker.checkpoints.layer_parts import (
     LIMITS,
@@ -97,7 +98,7 @@ def _named(config: Fields) -> Architecture:
     of_class = [each for each in served if classes in [[name] for name in each.class_names]]
     found = next((each for each in of_class if kind in (each.name, *each.also_named)), next(iter(of_class), None))
     if found is None:
-        names = ", ".join(each.class_name for each in served)
+        names = ", ".join([*(each.class_name for each in served), *(each.class_name for each in WRAPPERS)])
         raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
     if kind not in (None, found.name, *found.also_named):
         raise config.error(

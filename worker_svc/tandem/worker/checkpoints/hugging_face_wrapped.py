@@ -114,8 +114,9 @@ def with_stored_experts(architecture: Architecture, config: Fields, stored: Mapp
     names = [name for name in stored if name.endswith((f".{both}", f".{down}"))]
     if not apart or architecture.hybrid or not names:
         return architecture
-    width, inner = config.integer("hidden_size"), config.integer("moe_intermediate_size", None)
-    usual = {both: (2 * (inner or 0), width), down: (width, inner)}
+    size = "moe_intermediate_size" if architecture.experts is None else architecture.experts.size
+    width, inner = config.integer("hidden_size"), config.integer(size, 0)
+    usual = {both: (2 * inner, width), down: (width, inner)}
     turned = any(stored[name].shape[1:] != usual[both if name.endswith(both) else down] for name in names)
     stacked = {"experts.gate": both, "experts.up": both, "experts.down": down}
     return replace(architecture, layer_names={**architecture.layer_names, **stacked}, transposed_experts=turned)

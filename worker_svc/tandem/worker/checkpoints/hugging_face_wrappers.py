@@ -41,8 +41,7 @@ SEEN_AND_HEARD: Table = rules(
     "eoi_token_index boa_token_index eoa_token_index _pad_token_id media_placeholder_token_id img_start_id",
     "img_context_token_id video_context_token_id sound_context_token_id img_context_token",
     "video_context_token sound_context_token img_start_token img_end_token im_start_id im_end_id",
-    "image_tag_type",
-    "im_newline_id video_placeholder",
+    "im_newline_id image_tag_type video_placeholder",
     # how pictures are cut, and how many tokens they are
     "image_seq_length image_grid_pinpoints use_image_newline_parameter vision_aspect_ratio image_aspect_ratio",
     "mm_tokens_per_image vision_soft_tokens_per_image num_image_tokens spatial_merge_size scale_factor",
@@ -68,11 +67,7 @@ SEEN_AND_HEARD: Table = rules(
 _IDEFICS_TEXT = rules(NEUTRAL, "neftune_noise_alpha perceiver_config pixel_shuffle_factor use_resampler") | {
     "qk_layer_norms": Only((False,))
 }
-_QWEN2_OMNI: Mapping[str, Any] = {
-    "text": "qwen2_5_omni_text",
-    "alone": True,
-    "text_fields": rules(NEUTRAL, "init_std"),
-}
+_QWEN2_OMNI: Mapping[str, Any] = {"text": "qwen2_5_omni_text", "alone": True}
 _QWEN3_OMNI: Mapping[str, Any] = {
     "text": "qwen3_omni_moe_text",
     "alone": True,
