@@ -252,6 +252,14 @@ def test_what_a_text_config_leaves_out_is_what_transformers_class_says(name: str
         assert (key, value) == (key, theirs)
 
 
+def test_every_wrapper_is_compared_with_transformers() -> None:
+    """But those that are published with code of their own, what thinks beside what speaks, and Llama 4, of which
+    transformers' class cannot be given text alone: `test_hybrids.py` has it."""
+    apart = {"InternVLChatModel", "Phi4MMForCausalLM", "Llama4ForConditionalGeneration"}
+    apart |= {"Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"}
+    assert {each.class_name for each in WRAPPERS} - apart == {class_name for class_name, _ in WRAPPED.values()}
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda each: each.model_type)
 def test_a_wrapper_is_what_transformers_has(wrapper: Any) -> None:
     assert wrapper.text in TEXT_MODELS or wrapper.text in ARCHITECTURES

@@ -47,6 +47,10 @@ THIRDS = rope(mrope_section=[2, 2, 2], mrope_interleaved=True)
 GLM4V_MOE = text("glm4v_moe_text", **GLM4_MOE, **rope(mrope_section=[1, 1, 1], partial_rotary_factor=0.5))
 UNIFIED = {key: value for key, value in MODELS["gemma4"][1].items() if "per_layer_input" not in key}
 RAISED = {"rope_type": "xdrope", "alpha": 50.0, "rope_theta": 100.0, "factor": 1.0, "xdrope_section": [2, 1, 1, 2]}
+PERCEIVER = {"resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 8}
+PERCEIVER |= {"num_key_value_heads": 2, "hidden_size": 48}
+SQUARE_TOWER = {"hidden_size": 16, "output_channels": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SQUARE_TOWER |= {"image_size": 64, "mlp_dim": 16}
 EAR = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "output_dim": 48}
 APART = {"tie_word_embeddings": False}
 
@@ -55,6 +59,18 @@ WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3ForConditionalGeneration",
         {"text_config": text("gemma3_text", **GEMMA3), "vision_config": SIGLIP},
+    ),
+    "gemma4": (
+        "Gemma4ForConditionalGeneration",
+        {"text_config": text("gemma4_text", **MODELS["gemma4"][1]), "vision_config": None, "audio_config": None},
+    ),
+    "qwen3.5": (
+        "Qwen3_5ForConditionalGeneration",
+        {"text_config": text("qwen3_5_text", **MODELS["qwen3.5"][1]), "vision_config": QWEN_TOWER},
+    ),
+    "qwen3.5 moe": (
+        "Qwen3_5MoeForConditionalGeneration",
+        {"text_config": text("qwen3_5_moe_text", **MODELS["qwen3.5 moe"][1]), "vision_config": QWEN_TOWER},
     ),
     "gemma4 unified": (
         "Gemma4UnifiedForConditionalGeneration",
@@ -162,6 +178,40 @@ WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "idefics3": ("Idefics3ForConditionalGeneration", {"text_config": text("llama"), "vision_config": seen()}),
     "smolvlm": ("SmolVLMForConditionalGeneration", {"text_config": text("llama"), "vision_config": seen()}),
+    "idefics2, mistral": (
+        "Idefics2ForConditionalGeneration",
+        {"text_config": text("mistral"), "vision_config": seen(), "perceiver_config": PERCEIVER},
+    ),
+    "vipllava": ("VipLlavaForConditionalGeneration", {"text_config": text("llama"), "vision_config": CLIP}),
+    "llava next video": (
+        "LlavaNextVideoForConditionalGeneration",
+        {"text_config": text("llama"), "vision_config": CLIP},
+    ),
+    "video llama 3": (
+        "VideoLlama3ForConditionalGeneration",
+        {"text_config": text("qwen2", head_dim=8), "vision_config": seen()},
+    ),
+    "got ocr 2": (
+        "GotOcr2ForConditionalGeneration",
+        {"text_config": text("qwen2", head_dim=8), "vision_config": SQUARE_TOWER},
+    ),
+    "lighton ocr": (
+        "LightOnOcrForConditionalGeneration",
+        {"text_config": text("qwen3"), "vision_config": seen("pixtral")},
+    ),
+    "minicpm-v 4.6": (
+        "MiniCPMV4_6ForConditionalGeneration",
+        {"text_config": text("qwen3_5_text", **MODELS["qwen3.5"][1]), "vision_config": seen()},
+    ),
+    "ovis2": (
+        "Ovis2ForConditionalGeneration",
+        {
+            "text_config": text("qwen2", head_dim=8),
+            "vision_config": seen(vocab_size=64),
+            **{"hidden_size": 48, "vocab_size": 97, **APART},
+        },
+    ),
+    "deepseek vl": ("DeepseekVLForConditionalGeneration", {"text_config": text("llama"), "vision_config": SIGLIP}),
     "cohere2 vision": (
         "Cohere2VisionForConditionalGeneration",
         {"text_config": text("cohere2", **COHERE2 | {"head_dim": 8}), "vision_config": SIGLIP}

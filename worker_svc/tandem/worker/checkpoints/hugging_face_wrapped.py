@@ -29,7 +29,7 @@ from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, check_fields
 _NOT_LOADED = re.compile(
     r"(talker|token2wav|code2wav)\..+|(thinker\.)?(model\.)?(visual|vit|vision_tower|vision_model|vision_embedder|embed_vision|embed_tokens_extend|image_newline"
     r"|multi_modal_projector|mm_projector|vision_projector|projector|connector|mlp1|patch_merger"
-    r"|layerwise_projectors|spatial_projectors|audio_tower|embed_audio|sound_encoder|sound_projection|vision_final_layernorm)(\..+)?"
+    r"|layerwise_projectors|spatial_projectors|audio_tower|embed_audio|sound_encoder|sound_projection|vision_final_layernorm|vision_encoder|vision_projection|visual_embeddings_table|aligner|merger)(\..+)?"
     r"|.+\.lora_[AB]\.(speech|vision)\.weight"  # Phi-4, which adds them where there is something to hear or to see
 )
 _TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.|thinker\.")

@@ -41,20 +41,22 @@ SEEN_AND_HEARD: Table = rules(
     "eoi_token_index boa_token_index eoa_token_index _pad_token_id media_placeholder_token_id img_start_id",
     "img_context_token_id video_context_token_id sound_context_token_id img_context_token",
     "video_context_token sound_context_token img_start_token img_end_token im_start_id im_end_id",
-    "im_newline_id image_tag_type video_placeholder",
+    "im_newline_id image_tag_type video_placeholder visual_indicator_token_ids",
     # how pictures are cut, and how many tokens they are
     "image_seq_length image_grid_pinpoints use_image_newline_parameter vision_aspect_ratio image_aspect_ratio",
     "mm_tokens_per_image vision_soft_tokens_per_image num_image_tokens spatial_merge_size scale_factor",
     "downsample_factor downsample_ratio downsample_rate force_image_size dynamic_image_size max_dynamic_patch",
     "min_dynamic_patch use_thumbnail ps_version pad2square patch_size do_image_splitting encoder_patch_size",
     "max_image_tokens min_image_tokens max_num_patches max_pixels_tolerance max_tiles min_tiles tile_size",
+    "image_size merge_kernel_size merger_times insert_layer_id drop_vision_last_layer downsample_mode",
+    "spatial_pool_mode spatial_pool_stride video_seq_length",
     "max_splits_per_img use_image_special_tokens video_pruning_rate video_temporal_patch_size use_unified_vision_chunk",
     # what leads from there to the text model
     "projector_hidden_act projector_hidden_size projector_bias projector_use_layernorm projector_dropout",
     "multimodal_projector_bias vision_feature_layer vision_feature_select_strategy vision_hidden_size vit_hidden_size",
     "select_layer alignment_intermediate_size adapter_layer_norm_eps projection_dim projection_hidden_size",
     "projection_layer_norm_eps mm_projector_type deepstack_layer_map spatial_vision_layer spatial_target_layers",
-    "speech_lora vision_lora",
+    "projector_layernorm_eps perceiver_config speech_lora vision_lora",
     # what speaks
     "talker_config token2wav_config code2wav_config enable_audio_output enable_talker tts_pad_token_id",
     "tts_bos_token_id tts_eos_token_id im_start_token_id im_end_token_id system_token_id user_token_id",
@@ -64,7 +66,7 @@ SEEN_AND_HEARD: Table = rules(
 )
 
 # What Idefics 3 and SmolVLM have written beside the fields of a Llama.
-_IDEFICS_TEXT = rules(NEUTRAL, "neftune_noise_alpha perceiver_config pixel_shuffle_factor use_resampler") | {
+_IDEFICS_TEXT = rules(NEUTRAL, "neftune_noise_alpha pixel_shuffle_factor use_resampler") | {
     "qk_layer_norms": Only((False,))
 }
 _QWEN2_OMNI: Mapping[str, Any] = {"text": "qwen2_5_omni_text", "alone": True}
@@ -107,8 +109,16 @@ WRAPPERS = (
     Wrapper("llava_next", "LlavaNextForConditionalGeneration", "llama"),
     Wrapper("llava_next_video", "LlavaNextVideoForConditionalGeneration", "llama"),
     Wrapper("llava_onevision", "LlavaOnevisionForConditionalGeneration", "qwen2"),
+    Wrapper("vipllava", "VipLlavaForConditionalGeneration", "llama"),
+    Wrapper("video_llama_3", "VideoLlama3ForConditionalGeneration", "qwen2"),
+    Wrapper("got_ocr2", "GotOcr2ForConditionalGeneration", "qwen2", tied=True),
+    Wrapper("lighton_ocr", "LightOnOcrForConditionalGeneration", "qwen3", tied=True),
+    Wrapper("minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration", "qwen3_5_text"),
+    Wrapper("ovis2", "Ovis2ForConditionalGeneration", "qwen2", tied=True),
+    Wrapper("deepseek_vl", "DeepseekVLForConditionalGeneration", "llama", tied=True),
     Wrapper("internvl", "InternVLForConditionalGeneration", "qwen2", tied=True),
     Wrapper("internvl_chat", "InternVLChatModel", "qwen2", where=_LLM),
+    Wrapper("idefics2", "Idefics2ForConditionalGeneration", "mistral"),
     Wrapper("idefics3", "Idefics3ForConditionalGeneration", "llama", text_fields=_IDEFICS_TEXT),
     Wrapper("smolvlm", "SmolVLMForConditionalGeneration", "llama", text_fields=_IDEFICS_TEXT),
     Wrapper("cohere2_vision", "Cohere2VisionForConditionalGeneration", "cohere2"),
