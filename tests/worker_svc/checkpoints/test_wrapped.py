@@ -294,6 +294,11 @@ def test_the_text_model_of_a_folder_in_fp8_is_read_though_its_config_says_so_of_
             assert isinstance(expected, torch.Tensor)
             torch.testing.assert_close(tensor.dequantize(), expected, atol=float(expected.abs().max()) / 16, rtol=0)
     assert quantized == 3 * 7
+    config = json.loads(file.read_text())
+    config["text_config"]["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"text_config\.quantization_config and that of the whole contradict"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mistral3", "qwen3 vl moe", "glm4v"])

@@ -22,18 +22,15 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.hugging_face_text_models import TEXT_MODELS, OverHeads, TextModel
-from tandem.worker.checkpoints.hugging_face_wrappers import REFUSED, SEEN_AND_HEARD, WRAPPERS, Wrapper
+from tandem.worker.checkpoints.hugging_face_wrappers import LEFT_OUT, REFUSED, SEEN_AND_HEARD, WRAPPERS, Wrapper
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, check_fields
 
-# What sees and hears, and what leads from there to the text model.
 _NOT_LOADED = re.compile(
-    r"(talker|token2wav|code2wav)\..+|(thinker\.)?(model\.)?(visual|vit|vision_tower|vision_model|vision_embedder|embed_vision|embed_tokens_extend|image_newline"
-    r"|multi_modal_projector|mm_projector|vision_projector|projector|connector|mlp1|patch_merger"
-    r"|layerwise_projectors|spatial_projectors|audio_tower|embed_audio|sound_encoder|sound_projection|vision_final_layernorm|vision_encoder|vision_projection|visual_embeddings_table|aligner|merger)(\..+)?"
+    rf"(thinker\.)?(model\.)?({'|'.join(LEFT_OUT)})(\..+)?"
     r"|.+\.lora_[AB]\.(speech|vision)\.weight"  # Phi-4, which adds them where there is something to hear or to see
 )
 _TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.|thinker\.")
-_TIED, _ROPE = "tie_word_embeddings", ("rope_parameters", "rope_scaling")
+_TIED, _QUANTIZED, _ROPE = "tie_word_embeddings", "quantization_config", ("rope_parameters", "rope_scaling")
 _SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved", "xdrope_section")
 _TOP = ("model.", "lm_head.", "backbone.", "transformer.")  # what a text model of its own begins with
 
@@ -134,7 +131,7 @@ def _text_name(stored: str) -> str:
 def _text_model(text: Fields, wrapper: Wrapper, kind: Any) -> TextModel:
     usual = TEXT_MODELS.get(wrapper.text) or TextModel(wrapper.text)
     if wrapper.alone:
-        if kind not in (wrapper.text, usual.architecture):
+        if kind not in (wrapper.text, usual.architecture, wrapper.model_type):  # the last in some that were saved again
             raise text.error("model_type", f"{str(kind)[:60]!r} is not what {wrapper.class_name} has, {wrapper.text!r}")
         return usual
     found = TEXT_MODELS.get(kind) if isinstance(kind, str) else None
@@ -151,9 +148,13 @@ def _values(text: Fields, around: Sequence[Fields], model: TextModel) -> dict[st
     """Returns what a file of the text model alone would say; `around`: the objects that it stands in, it the last."""
     values = dict(text.values)
     for fields in reversed(around[:-1]):
-        for key in ("bos_token_id", "eos_token_id", "quantization_config"):
+        for key in ("bos_token_id", "eos_token_id"):
             if key in fields.values:
                 values.setdefault(key, fields.values[key])
+        beside, among = fields.values.get(_QUANTIZED), values.get(_QUANTIZED)
+        if beside is not None and among is not None and beside != among:
+            raise text.error(_QUANTIZED, "and that of the whole contradict each other; one of them is expected")
+        values[_QUANTIZED] = beside if among is None else among
     said = [one for each in (text, *around[:-1]) if (one := each.values.get(_TIED)) is not None]
     if said:  # true of either counts, as in transformers
         values[_TIED] = next((one for one in said if one is True), said[0])

@@ -29,6 +29,16 @@ class Wrapper:
     text_fields: Table = field(default_factory=dict)  # among the text model's, those that no text model knows
 
 
+# Modules that see, hear or speak, or lead from there to the text model: at the top, or in `model`.
+LEFT_OUT = (
+    *("visual", "vit", "vision_tower", "vision_model", "vision_encoder", "vision_embedder", "vision_final_layernorm"),
+    *("visual_embeddings_table", "embed_vision", "embed_tokens_extend", "image_newline"),
+    *("audio_tower", "embed_audio", "sound_encoder", "talker", "token2wav", "code2wav"),
+    *("multi_modal_projector", "mm_projector", "vision_projector", "vision_projection", "sound_projection"),
+    *("projector", "layerwise_projectors", "spatial_projectors", "patch_merger", "merger", "connector", "aligner"),
+    "mlp1",
+)
+
 # What is said of pictures and sounds, beside the text model's fields or, in some files, among them.
 SEEN_AND_HEARD: Table = rules(
     NEUTRAL,
