@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint, open_head
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_text_models import TEXT_MODELS, OverHeads
@@ -23,8 +23,9 @@ from tests.worker_svc.checkpoints.beside_llama_cpp import CASES, SEEING, saved_f
 from tests.worker_svc.checkpoints.published_wrappers import STATIC_FP8
 from tests.worker_svc.checkpoints.test_every_field import JUNK
 from tests.worker_svc.checkpoints.wrapped_models import LOGITS_LEFT_ALONE, WRAPPED, rename, saved, write
+from tests.worker_svc.model.heads import save_with_head
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
-from tests.worker_svc.model.test_architectures import assert_logits_agree, loaded
+from tests.worker_svc.model.test_architectures import MODELS, assert_logits_agree, loaded
 from tests.worker_svc.model.test_architectures import saved as text_model
 
 GREEDY = ("gemma3", "mistral3", "mistral3, ministral3", "qwen2.5 vl", "qwen3 vl", "qwen3 vl moe", "glm4v moe")
@@ -310,6 +311,29 @@ def test_the_text_model_is_converted_as_one_of_its_own(family: str, target: str,
         expected = theirs(input_ids=torch.tensor([ids])).logits[0].float()
     whole = logits_in_chunks(loaded(tmp_path / target), ids, [40])
     torch.testing.assert_close(whole, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("own_tables", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name", "wrapper"),
+    [
+        ("Qwen3_5Text", "qwen3.5", {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}),
+        ("Glm4Moe", "glm4 moe", {"architectures": ["Glm46VForConditionalGeneration"], "model_type": "glm46v"}),
+        ("DeepseekV3", "deepseek v3", {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}),
+    ],
+)
+def test_a_head_that_drafts_is_found_in_a_wrapper_too(
+    kind: str, name: str, wrapper: dict[str, Any], own_tables: bool, tmp_path: Path
+) -> None:
+    save_with_head(kind, tmp_path, own_tables=own_tables, **MODELS[name][1])
+    model, head = dict(open_checkpoint(tmp_path).tensors()), dict(open_head(tmp_path).tensors())
+    rename(tmp_path, lambda stored: stored if stored.startswith("mtp.") else f"language_model.{stored}")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(wrapper | {"text_config": json.loads(file.read_text())}))
+    for before, after in ((model, open_checkpoint(tmp_path)), (head, open_head(tmp_path))):
+        found = dict(after.tensors())
+        assert found.keys() == before.keys()
+        assert all(torch.equal(torch.as_tensor(found[part]), torch.as_tensor(before[part])) for part in before)
 
 
 @pytest.mark.parametrize("name", SEEING)
