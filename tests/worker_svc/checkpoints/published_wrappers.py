@@ -67,7 +67,14 @@ INTERNVL = {
 CHAT = {
     **{"auto_map": {}, "downsample_ratio": 0.5, "dynamic_image_size": True, "force_image_size": 448},
     **{"max_dynamic_patch": 12, "min_dynamic_patch": 1, "pad2square": False, "ps_version": "v2", "select_layer": -1},
-    **{"template": "internvl2_5", "use_thumbnail": True, "output_attentions": False},
+    **{
+        "template": "internvl2_5",
+        "image_fold": None,
+        "use_llm_lora": 0,
+        "use_backbone_lora": 0,
+        "use_thumbnail": True,
+        "output_attentions": False,
+    },
 }
 SMOL_TEXT: dict[str, Any] = {
     **{"_flash_attn_2_enabled": True, "architectures": ["VLlama3ForCausalLM"], "is_llama_config": True},

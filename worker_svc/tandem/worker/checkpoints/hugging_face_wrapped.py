@@ -68,9 +68,9 @@ def text_fields(config: Fields) -> Fields:
     known |= dict.fromkeys(".".join(wrapper.where).split("."), USED)
     for fields in around[:-1]:  # what the text model knows counts where its own fields are
         check_fields(fields, known)
-    others = {key: value for key, value in text.values.items() if key in wrapper.text_fields}
-    check_fields(text.with_values(others), wrapper.text_fields)
-    own = {key: value for key, value in text.values.items() if key not in SEEN_AND_HEARD and key not in others}
+    beside = SEEN_AND_HEARD | wrapper.text_fields
+    check_fields(text.with_values({key: value for key, value in text.values.items() if key in beside}), beside)
+    own = {key: value for key, value in text.values.items() if key not in beside}
     return text.with_values(_values(text.with_values(own), around, model))
 
 

@@ -72,8 +72,8 @@ SEEN_AND_HEARD: Table = rules(
     "tts_bos_token_id tts_eos_token_id im_start_token_id im_end_token_id system_token_id user_token_id",
     "assistant_token_id audio_start_token_id audio_end_token_id position_id_per_seconds seconds_per_chunk init_std",
     # how InternVL names the template of its chat
-    "template",
-)
+    "template system_message image_fold",
+) | rules(Only((0,)), "use_backbone_lora use_llm_lora")
 
 # What Idefics 3 and SmolVLM have written beside the fields of a Llama.
 _IDEFICS_TEXT = rules(NEUTRAL, "neftune_noise_alpha pixel_shuffle_factor use_resampler") | {
