@@ -37,8 +37,8 @@ def groups(weight: torch.Tensor, size: int) -> torch.Tensor:
     return weight.view(len(weight), -1, size)
 
 
-def fp8_squares(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
-    size, (rows, columns) = 128, weight.shape
+def fp8_squares(weight: torch.Tensor, size: int = 128) -> tuple[Parts, torch.Tensor]:
+    rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -columns % size, 0, -rows % size))
     blocks = padded.view(padded.shape[0] // size, size, -1, size).transpose(1, 2)
     scale = blocks.abs().amax((2, 3)) / 448

@@ -22,6 +22,7 @@ from tandem.worker.convert.run import convert
 from tests.worker_svc.checkpoints.beside_llama_cpp import CASES, SEEING, saved_for_llama_cpp
 from tests.worker_svc.checkpoints.published_wrappers import STATIC_FP8
 from tests.worker_svc.checkpoints.test_every_field import JUNK
+from tests.worker_svc.checkpoints.test_schemes import fp8_squares
 from tests.worker_svc.checkpoints.wrapped_models import LOGITS_LEFT_ALONE, WRAPPED, rename, saved, write
 from tests.worker_svc.model.heads import save_with_head
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
@@ -126,6 +127,54 @@ def test_experts_as_they_were_published_are_those_that_transformers_saves(tmp_pa
         apart |= {} if found else {name: tensor}
     write(tmp_path, apart)
     assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
+
+
+@pytest.mark.parametrize(("name", "turned"), [("qwen3 vl moe", False), ("qwen3 vl moe", True), ("qwen3.5 moe", False)])
+def test_experts_in_fp8_are_read_stacked_either_way_round(name: str, turned: bool, tmp_path: Path) -> None:
+    saved(name, tmp_path)
+    tensors, expected = _stacked(load_file(tmp_path / "model.safetensors")), {}
+    for name in [name for name in tensors if ".experts." in name]:
+        parts = [fp8_squares(matrix, 16) for matrix in tensors[name]]
+        expected[name] = torch.stack([numbers for _, numbers in parts])
+        q, scale = (torch.stack([part[key] for part, _ in parts]) for key in ("weight", "weight_scale_inv"))
+        tensors[name], tensors[f"{name}_scale_inv"] = (one.transpose(1, 2) if turned else one for one in (q, scale))
+    write(tmp_path, tensors)
+    file = tmp_path / "config.json"
+    quantized = {"quantization_config": STATIC_FP8 | {"weight_block_size": [16, 16]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | quantized))
+    checkpoint, seen_ones = open_checkpoint(tmp_path), 0
+    layers = checkpoint.config.num_layers
+    for name, matrix in checkpoint.tensors():
+        _, layer, part = (name if name.count(".") > 1 else "...").split(".", 2)
+        if part.startswith("experts."):
+            assert not isinstance(matrix, torch.Tensor)
+            _, expert, which = part.split(".")
+            stored = "down_proj" if which == "down" else "gate_up_proj"
+            whole = expected[f"model.language_model.layers.{layer}.mlp.experts.{stored}"][int(expert)]
+            rows = {"gate": slice(0, 28), "up": slice(28, 56), "down": slice(None)}[which]
+            assert torch.equal(matrix.dequantize(), whole[rows])
+            checkpoint.release(matrix)
+            assert torch.equal(matrix.dequantize(), whole[rows])
+            seen_ones += 1
+    assert seen_ones == layers * 6 * 3
+    ids = some_ids(97, 30)
+    logits = logits_in_chunks(loaded(tmp_path), ids, [30])
+    write(tmp_path, {key: tensor for key, tensor in tensors.items() if "_scale_inv" not in key} | expected)
+    torch.testing.assert_close(logits, logits_in_chunks(loaded(tmp_path), ids, [30]), atol=2e-4, rtol=0)
+
+
+def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """All of a layer's experts in two tensors, where they are apart."""
+    modules = {name.partition("experts.")[0] for name in tensors if ".experts.0." in name}
+    for module in modules:
+        count = sum(name.startswith(f"{module}experts.") for name in tensors) // 3
+        parts = {
+            part: torch.stack([tensors.pop(f"{module}experts.{expert}.{part}_proj.weight") for expert in range(count)])
+            for part in ("gate", "up", "down")
+        }
+        tensors[f"{module}experts.gate_up_proj"] = torch.cat((parts["gate"], parts["up"]), dim=1)
+        tensors[f"{module}experts.down_proj"] = parts["down"]
+    return tensors
 
 
 def test_fields_of_an_older_file_stand_beside_the_wrappers_own(tmp_path: Path) -> None:

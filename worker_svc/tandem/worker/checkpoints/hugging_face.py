@@ -51,7 +51,7 @@ from tandem.worker.checkpoints.places import Place, places_with_latents, transpo
 from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 from tandem.worker.checkpoints.scheme_parts import Part, Scheme
-from tandem.worker.checkpoints.schemes import Mxfp4Scheme, scheme_of
+from tandem.worker.checkpoints.schemes import of_experts, scheme_of
 
 _log = logging.getLogger(__name__)
 
@@ -274,13 +274,14 @@ class HuggingFaceCheckpoint:
     def _unpack(self, scheme: Scheme, shapes: dict[str, tuple[int, ...]], stored: dict[str, StoredTensor]) -> None:
         """Takes the matrices that are quantized out of what is expected and what is stored. Raises CheckpointError."""
         for name in [name for name, shape in shapes.items() if len(shape) == 3 or name.endswith("weight")]:
-            base = name.removesuffix("weight")
-            found = {part: stored[base + part] for part in scheme.parts if base + part in stored}
             *lead, columns = shapes[name]
-            if not lead or (len(lead) > 1 and not isinstance(scheme, Mxfp4Scheme)):
+            its = scheme if len(lead) == 1 else of_experts(scheme, turned=self._architecture.transposed_experts)
+            if not lead or its is None:
                 continue
+            base = name.removesuffix("weight")
+            found = {part: stored[base + part] for part in its.parts if base + part in stored}
             try:
-                expected = scheme.expected(shapes[name], found)
+                expected = its.expected(shapes[name], found)
             except ValueError as error:
                 raise CheckpointError(f"{self.path}: {name} {error}") from error
             if not expected:
@@ -292,7 +293,7 @@ class HuggingFaceCheckpoint:
                 del stored[base + "bias"]
             del shapes[name]
             self._check_parts(base, expected, found)
-            self._quantized[name] = _Quantized(scheme, (lead[-1], columns), {part: base + part for part in expected})
+            self._quantized[name] = _Quantized(its, (lead[-1], columns), {part: base + part for part in expected})
             self._quantized_bytes += sum(stored.pop(base + part).bytes for part in expected)
 
     def _check_parts(self, base: str, expected: Mapping[str, Part], found: Mapping[str, StoredTensor]) -> None:
@@ -325,7 +326,7 @@ class HuggingFaceCheckpoint:
     def _piece(self, piece: Piece) -> torch.Tensor | StoredMatrix:
         quantized = self._quantized.get(piece.stored)
         if quantized is not None:
-            matrix = self._matrix(Place(piece.stored), quantized)
+            matrix = self._matrix(Place(piece.stored, piece.expert), quantized)
             return matrix if piece.rows is None else matrix[piece.rows]
         mapped = self._read(Place(piece.stored))
         taken = piece.take(mapped)

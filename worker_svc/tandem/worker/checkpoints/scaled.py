@@ -135,8 +135,11 @@ class ScaledMatrix:
 
     @property
     def mapped(self) -> tuple[torch.Tensor, ...]:
-        """Returns the view of its file from the first row to the last."""
-        return (self.numbers[int(self.rows.min()) : int(self.rows.max()) + 1],) if len(self.rows) else ()
+        """Returns the view of its file from the first row to the last, or the whole where it has columns for rows."""
+        if not len(self.rows):
+            return ()
+        view = self.numbers[int(self.rows.min()) : int(self.rows.max()) + 1]
+        return (view if view.is_contiguous() else self.numbers.t(),)
 
     def dequantize(self) -> torch.Tensor:
         """Returns the numbers, float32."""

@@ -100,6 +100,37 @@ class Float8Scheme:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedFloat8Scheme:
+    """The same of all of a layer's experts in one tensor."""
+
+    block: tuple[int, int]
+    turned: bool  # `[experts, in, out]`, with scales so
+    parts: tuple[str, ...] = ("", "_scale_inv")
+
+    def expected(self, shape: tuple[int, ...], found: Mapping[str, StoredTensor]) -> dict[str, Part]:
+        if "" not in found or found[""].dtype != FLOAT8:
+            return {}
+        experts, rows, columns = shape
+        squares = (-(-rows // self.block[0]), -(-columns // self.block[1]))
+        numbers = (columns, rows) if self.turned else (rows, columns)
+        scales = squares[::-1] if self.turned else squares
+        return {"": Part(((experts, *numbers),), (FLOAT8,)), "_scale_inv": Part(((experts, *scales),), FLOATS)}
+
+    def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
+        numbers, scale = parts[""], parts["_scale_inv"]
+        if self.turned:
+            numbers, scale = numbers.t(), scale.t()
+        return scaled(E4M3, shape, numbers, scale, parts, self.block)
+
+
+def of_experts(scheme: Scheme, *, turned: bool) -> Scheme | None:
+    """Returns how all of a layer's experts in one tensor are stored, perhaps `turned`; None where they are not."""
+    if isinstance(scheme, Float8Scheme):
+        return StackedFloat8Scheme(scheme.block, turned)
+    return scheme if isinstance(scheme, Mxfp4Scheme) else None
+
+
+@dataclass(frozen=True, slots=True)
 class CompressedScheme:
     """compressed-tensors: int8, e4m3, int4 or int8 in words of 32 bits, and e2m1 in bytes."""
 
