@@ -306,6 +306,16 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     },
     "GPTNeoX": {"use_parallel_residual": FLAG},
     "GPTJ": {"rotary_dim": lambda random, drawn: random.randrange(2, drawn["n_embd"] // drawn["n_head"] + 1, 2)},
+    "GPT2": {"scale_attn_weights": FLAG, "activation_function": ACTIVATION},
+    "GPTBigCode": {"scale_attn_weights": FLAG, "activation_function": ACTIVATION, "multi_query": FLAG},
+    "GPTNeo": {
+        "attention_types": lambda random, drawn: [
+            [[random.choice(("global", "local"))], 1] for _ in range(drawn["num_hidden_layers"])
+        ],
+        "window_size": WINDOW,
+        "activation_function": ACTIVATION,
+    },
+    "OPT": {"enable_bias": FLAG, "activation_function": ACTIVATION},
     "Falcon": {
         "new_decoder_architecture": FLAG,
         "multi_query": FLAG,
@@ -411,8 +421,10 @@ def drawn(random: Random) -> Model:
         del changes["rope_parameters"]
     if kind == "NemotronH":
         changes["num_hidden_layers"] = None
-    if kind == "GPTJ":
+    if kind in ("GPTJ", "GPT2", "GPTBigCode"):
         changes |= {"n_layer": layers, "num_hidden_layers": None}
+    if kind == "GPTNeo":
+        changes |= {"num_layers": layers, "num_hidden_layers": None}
     return Model(
         kind,
         changes,
@@ -437,6 +449,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "InternLM3": ("attention_bias", "mlp_bias"),
     "Falcon": ("new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn", "num_kv_heads"),
     "Bamba": ("attn_layer_indices",),
+    "GPTNeo": ("attention_types",),
     "HunYuanMoEV1": ("num_experts", "moe_topk"),
     "NemotronH": ("hybrid_override_pattern",),
     "GraniteSWA": ("layer_types", "layer_rope_theta"),
@@ -476,7 +489,7 @@ def _scaling(random: Random, *kinds: str) -> Drawn:
 def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     """RoPE's parameters; None: the class's own."""
     every = (*SCALINGS, "longrope")
-    if kind in ("NemotronH", "Phimoe", "GPTJ"):
+    if kind in ("NemotronH", "Phimoe", "GPTJ", "GPT2", "GPTBigCode", "GPTNeo", "OPT"):
         return None
     head_dim = drawn.get("head_dim", SIZES["head_dim"]) or drawn["hidden_size"] // drawn["num_attention_heads"]
     if kind == "Gemma4Text":

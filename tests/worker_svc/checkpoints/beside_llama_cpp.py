@@ -90,7 +90,7 @@ CASES |= {
     for name in ("linear", "yarn")
 }
 # Their activation is looked up in a table of float16 by llama.cpp.
-BY_TABLE = ("gemma", "starcoder2", "phi 2", "gpt neox", "falcon,", "falcon")
+BY_TABLE = ("gemma", "starcoder2", "phi 2", "gpt neox", "falcon,", "falcon", "gpt2", "gpt bigcode")
 
 
 def absent() -> str:

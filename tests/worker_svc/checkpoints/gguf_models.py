@@ -33,6 +33,8 @@ ARCHITECTURES = {
     "olmo": "olmo",
     "gpt_neox": "gptneox",
     "falcon": "falcon",
+    "gpt2": "gpt2",
+    "gpt_bigcode": "starcoder",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
     "olmo2": "olmo2",
@@ -152,6 +154,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     inner = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
+    if config.model_type in ("gpt2", "gpt_bigcode"):
+        inner = config.n_inner or 4 * config.n_embd
     if (inner := inner or getattr(config, "ffn_hidden_size", None)) is not None:
         writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
@@ -168,7 +172,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_eps(1e-5)
         if config.clip_qkv is not None:
             writer.add_clamp_kqv(config.clip_qkv)
-    elif config.model_type in ("nemotron_h", "falcon"):
+    elif config.model_type in ("nemotron_h", "falcon", "gpt2", "gpt_bigcode"):
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_layer_norm_rms_eps(config.norm_eps if "lfm2" in config.model_type else config.rms_norm_eps)
@@ -473,6 +477,8 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
         if architecture in STATES and (made := _of_states(tensor, name, layer, model.config)):
             found += made
             continue
+        if architecture == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            tensor = tensor.t()  # which the model has `[in, out]`
         if architecture == "gpt-oss" and ".experts." in name:
             found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
             continue

@@ -89,6 +89,14 @@ FALCON: dict[str, Any] = {
 }
 
 
+GPT_2: dict[str, Any] = {
+    **{"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "initializer_range": 0.02, "vocab_size": 50257},
+    **{"bos_token_id": 50256, "eos_token_id": 50256, "layer_norm_epsilon": 1e-5, "summary_activation": None},
+    **{"summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index"},
+    **{"summary_use_proj": True},
+}
+
+
 def latents(query_rank: int | None, unrotated: int = 128, value: int = 128) -> dict[str, Any]:
     return {
         "attention_bias": False,
@@ -1190,6 +1198,47 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
             sliding_window=512,
         ),
         1.04,
+    ),
+    # Those of GPT-2, StarCoder, GPT-Neo and OPT as they are remembered.
+    "gpt2": (
+        GPT_2
+        | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+        | {"activation_function": "gelu_new", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
+        | {"n_positions": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}},
+        0.1244,
+    ),
+    "starcoder": (
+        GPT_2
+        | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode", "vocab_size": 49152}
+        | {"bos_token_id": 0, "eos_token_id": 0, "activation_function": "gelu", "n_embd": 6144, "n_head": 48}
+        | {"n_inner": 24576, "n_layer": 40, "n_positions": 8192, "multi_query": True, "scale_attn_weights": True}
+        | {"attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True, "inference_runner": 0}
+        | {"max_batch_size": None, "max_sequence_length": None, "pad_key_length": True, "pre_allocate_kv_cache": False}
+        | {"validate_runner_input": True, "torch_dtype": "float32", "use_cache": True},
+        15.5,
+    ),
+    "gpt-neo-1.3B": (
+        without(
+            ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
+            GPT_2
+            | {"architectures": ["GPTNeoForCausalLM"], "model_type": "gpt_neo", "activation_function": "gelu_new"}
+            | {"attention_dropout": 0, "attention_layers": ["global", "local"] * 12, "embed_dropout": 0}
+            | {"attention_types": [[["global", "local"], 12]], "gradient_checkpointing": False, "hidden_size": 2048}
+            | {"intermediate_size": None, "max_position_embeddings": 2048, "num_heads": 16, "num_layers": 24}
+            | {"resid_dropout": 0, "tokenizer_class": "GPT2Tokenizer", "use_cache": True, "window_size": 256},
+        ),
+        1.316,
+    ),
+    "opt-1.3b": (
+        {
+            **{"architectures": ["OPTForCausalLM"], "model_type": "opt", "_remove_final_layer_norm": False},
+            **{"activation_dropout": 0.0, "activation_function": "relu", "attention_dropout": 0.0, "dropout": 0.1},
+            **{"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "prefix": "</s>", "do_layer_norm_before": True},
+            **{"ffn_dim": 8192, "hidden_size": 2048, "word_embed_proj_dim": 2048, "num_attention_heads": 32},
+            **{"num_hidden_layers": 24, "max_position_embeddings": 2048, "vocab_size": 50272, "init_std": 0.02},
+            **{"layerdrop": 0.0, "torch_dtype": "float16", "use_cache": True, "transformers_version": "4.21.0.dev0"},
+        },
+        1.316,
     ),
     # Those of OLMo 1, HunYuan, Pythia, GPT-J, Falcon and Bamba as they are remembered.
     "Apertus-8B-Instruct-2509": (

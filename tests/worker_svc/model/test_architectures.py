@@ -225,6 +225,12 @@ GPT_J = {
     "activation_function": "gelu_pytorch_tanh",
     **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 96, "rotary_dim": 4},
 }
+_UNNAMED = {"head_dim": None, "num_key_value_heads": None, "hidden_size": None, "intermediate_size": None}
+_UNNAMED |= {"num_hidden_layers": None, "num_attention_heads": None, "rope_parameters": None}
+GPT_2 = _UNNAMED | {"max_position_embeddings": None, "n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 96}
+GPT_NEO = _UNNAMED | {"hidden_size": 48, "num_heads": 6, "num_layers": 3, "window_size": WINDOW}
+GPT_NEO |= {"attention_types": [[["global", "local"], 1], [["global"], 1]]}
+OPT = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None, "rope_parameters": None, "ffn_dim": 80}
 FALCON_7B = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None}
 RAISED = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 100.0, "factor": 1.0}
 HUNYUAN_MOE = {"num_experts": 5, "moe_topk": 2, "intermediate_size": 28, "head_dim": 8, "pad_token_id": 0}
@@ -907,6 +913,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("GPTJ", GPT_J),
     "gptj, rotated whole, a size of its own": ("GPTJ", GPT_J | {"rotary_dim": 8, "n_inner": 80}),
+    "gpt2": ("GPT2", GPT_2),
+    "gpt2, a size of its own, scores as they are, another activation, an output of its own": (
+        "GPT2",
+        GPT_2
+        | {"n_inner": 80, "scale_attn_weights": False, "activation_function": "relu"}
+        | {"tie_word_embeddings": False},
+    ),
+    "gpt bigcode": ("GPTBigCode", GPT_2),
+    "gpt bigcode, many heads": ("GPTBigCode", GPT_2 | {"multi_query": False, "n_inner": 80}),
+    "gpt neo": ("GPTNeo", GPT_NEO),
+    "gpt neo, windows everywhere, a size of its own": (
+        "GPTNeo",
+        GPT_NEO | {"attention_types": [[["local"], 3]], "intermediate_size": 80, "activation_function": "gelu"},
+    ),
+    "opt": ("OPT", OPT),
+    "opt without biases, an output of its own": (
+        "OPT",
+        OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False},
+    ),
     "falcon": ("Falcon", FALCON_7B),
     "falcon, newer, a norm each, biases": (
         "Falcon",
@@ -1007,6 +1032,7 @@ GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, 
 GGUF += ["olmo", "hunyuan", "hunyuan, theta that is raised, a table for both", "hunyuan moe"]
 GGUF += ["gpt neox", "falcon", "falcon, newer, a norm each", "falcon, newer, one norm, a size of its own"]
 GGUF += ["jais 2", "trinity"]
+GGUF += ["gpt2", "gpt bigcode"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -1077,6 +1103,7 @@ COMPANY += [
 ]
 COMPANY += ["olmo, queries, keys and values that are limited, biases", "hunyuan", "hunyuan moe"]
 COMPANY += ["apertus", "bamba", "gpt neox", "gptj", "falcon", "falcon, newer, a norm each, biases"]
+COMPANY += ["gpt2", "gpt bigcode", "gpt neo", "opt"]
 COMPANY += ["cohere2 moe", "lfm3", "trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
@@ -1095,6 +1122,10 @@ NEW = [
     "Apertus",
     "GPTNeoX",
     "GPTJ",
+    "GPT2",
+    "GPTBigCode",
+    "GPTNeo",
+    "OPT",
     "Falcon",
     "HunYuanDenseV1",
     "HunYuanMoEV1",
@@ -1225,7 +1256,7 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
     cache, pages = new_cache(ours, 80), list(range(5))
     states = new_states(ours, cache)
     logits = step(ours, cache, [(answer, 0, pages)], states=states)
-    for _ in range(24):  # past the window
+    for _ in range(64):  # past the window
         answer.append(int(logits[-1].argmax()))
         logits = step(ours, cache, [(answer[-1:], len(answer) - 1, pages)], states=states)
     with torch.inference_mode():  # what it would have chosen behind each token, in one pass instead of one for each

@@ -46,6 +46,7 @@ TOP_NAMES = {
     "norm": "output_norm.weight",
     "norm_bias": "output_norm.bias",
     "output_bias": "output.bias",
+    "positions": "position_embd.weight",
     "per_layer.embedding": "per_layer_token_embd.weight",
     "per_layer.projection": "per_layer_model_proj.weight",
     "per_layer.norm": "per_layer_proj_norm.weight",
@@ -162,6 +163,12 @@ _LFM2: Mapping[str, Any] = {
     "folded": True,
     "layer_names": LAYER_NAMES | states.LFM2_NAMES | {"router_bias": "exp_probs_b.bias"},
     "further": states.lfm2,
+}
+_GPT_2: Mapping[str, Any] = {
+    "norm_eps": "attention.layer_norm_epsilon",
+    "layer_names": LAYER_NAMES | FUSED | FUSED_BIASES | _MLP_BIASES,
+    "further": further.learned_positions,
+    "always": {"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
 }
 ARCHITECTURES = {
     "llama": GgufArchitecture("llama", permuted=True, divisors=True, layer_names=LAYER_NAMES | _MLP_BIASES),
@@ -364,6 +371,8 @@ ARCHITECTURES = {
         further=further.gpt_neox,
         always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True},
     ),
+    "gpt2": GgufArchitecture("gpt2", **_GPT_2),
+    "starcoder": GgufArchitecture("gpt_bigcode", **_GPT_2),
     "falcon": GgufArchitecture(
         "falcon",
         norm_eps="attention.layer_norm_epsilon",

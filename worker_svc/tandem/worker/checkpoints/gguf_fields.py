@@ -132,6 +132,8 @@ _MORE: Mapping[str, Table] = {
     "gptneox": _LAYER_NORM | rules(USED, "use_parallel_residual"),
     "falcon": _LAYER_NORM | {"tensor_data_layout": Only(("jploski",))},  # q, k and v below each other
     "jais2": _LAYER_NORM,
+    "gpt2": _LAYER_NORM,
+    "starcoder": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
     "granitemoe": _GRANITE | rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((0,))},

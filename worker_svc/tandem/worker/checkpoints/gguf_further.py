@@ -217,6 +217,12 @@ def falcon(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any
     return {"parallel_norms": "blk.0.attn_norm_2.weight" in facts.shapes}
 
 
+def learned_positions(_fields: Fields, config: ModelConfig, facts: Facts) -> dict[str, Any]:
+    """Returns how many positions have a row in the table of them, where no layer rotates."""
+    rows = facts.shapes.get("position_embd.weight", (config.context_length,))[0]
+    return {"learned_positions": rows, "unrotated_layers": tuple(range(config.num_layers))}
+
+
 def stablelm(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any]:
     """Returns whether a layer's parts are side by side: they have one norm then."""
     return {"parallel": "blk.0.ffn_norm.weight" not in facts.shapes}

@@ -52,7 +52,9 @@ _log = logging.getLogger(__name__)
 _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
 # Tables that older exports carry, which we compute: RoPE's, and which tokens a token sees.
-_IGNORED = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias|\d+\.attention\.(masked_)?bias)")
+_IGNORED = re.compile(
+    r"(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(attention\.)?(masked_)?bias|\d+\.attention\.(masked_)?bias)"
+)
 _DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -143,6 +145,7 @@ class HuggingFaceCheckpoint:
             self._unpack(scheme, shapes, stored)
         if transposed:  # those that are not quantized
             shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
+        shapes |= {name: shape[::-1] for name, shape in shapes.items() if name.endswith(self._architecture.transposed)}
         shapes |= rows_of_one(self._architecture, shapes)
         match_tensors(path, shapes, stored)
         self.dtype = main_dtype(stored.values())
@@ -173,7 +176,7 @@ class HuggingFaceCheckpoint:
                 release_mapped(mapped)
             elif self._architecture.router_bias_row and name.endswith("router_bias"):
                 source = self._read(place)[0]
-            elif self._architecture.transposed_experts and place.expert is not None:
+            elif self._is_transposed(place):
                 source = self._copy = self._transposed(place)
             else:
                 source = self._read(place)
@@ -321,8 +324,13 @@ class HuggingFaceCheckpoint:
             release_mapped(mapped)
         return taken
 
+    def _is_transposed(self, place: Place) -> bool:
+        if place.expert is not None:
+            return self._architecture.transposed_experts
+        return place.stored.endswith(self._architecture.transposed)
+
     def _transposed(self, place: Place) -> torch.Tensor:
-        """Copies an expert's matrix, which is stored `[in, out]`, or its bias."""
+        """Copies a matrix that is stored `[in, out]`, or the bias of an expert that has such."""
         mapped = self._read(Place(place.stored, place.expert))
         rows = mapped.t() if mapped.dim() == 2 else mapped
         copy = rows[place.rows or slice(None)].clone(memory_format=torch.contiguous_format)

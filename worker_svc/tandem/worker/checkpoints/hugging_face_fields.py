@@ -155,6 +155,18 @@ _HUNYUAN = (
     | rules(Only((True,)), "use_qk_norm use_rotary_pos_emb")
 )
 
+_NO_ROPE = rules(Only(), "rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+_SUMMARY = rules(
+    NEUTRAL, "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
+)
+_GPT_2 = (
+    rules(USED, "n_embd n_head n_layer n_positions n_inner activation_function layer_norm_epsilon scale_attn_weights")
+    | rules(NEUTRAL, "n_ctx")
+    | _SUMMARY
+    | _NO_ROPE
+    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size layer_types")
+)
+
 # Of a model that sees, whose text model is served.
 WRAPPER: Table = (
     dict.fromkeys(_CONFIG, NEUTRAL)
@@ -466,6 +478,25 @@ CONFIG: Mapping[str, Table] = {
     | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size mlp_bias layer_types")
     | rules(Only(), "rope_theta rope_scaling rope_parameters original_max_position_embeddings")
     | rules(Only((True,)), "rotary scale_attn_weights"),
+    "gpt2": _CONFIG | _GPT_2 | {"reorder_and_upcast_attn": NEUTRAL, "scale_attn_by_inverse_layer_idx": Only((False,))},
+    "gpt_bigcode": _CONFIG
+    | _GPT_2
+    | {"multi_query": USED, "num_key_value_heads": NEUTRAL}  # which the former says
+    | rules(NEUTRAL, "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner")
+    | rules(NEUTRAL, "max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input"),
+    "gpt_neo": _CONFIG
+    | rules(USED, "num_heads num_layers attention_types attention_layers window_size activation_function")
+    | rules(USED, "layer_norm_epsilon")
+    | rules(NEUTRAL, "embed_dropout resid_dropout")
+    | _SUMMARY
+    | _NO_ROPE
+    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads layer_types"),
+    "opt": _CONFIG
+    | rules(USED, "ffn_dim activation_function enable_bias do_layer_norm_before word_embed_proj_dim")
+    | rules(NEUTRAL, "dropout activation_dropout layerdrop init_std output_projection")
+    | _NO_ROPE
+    | {"_remove_final_layer_norm": Only((False,)), "layer_norm_elementwise_affine": Only((True,))}
+    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size layer_types"),
     "falcon": _CONFIG
     | rules(
         USED, "num_kv_heads ffn_hidden_size activation bias layer_norm_epsilon new_decoder_architecture multi_query"

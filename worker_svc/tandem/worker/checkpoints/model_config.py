@@ -83,6 +83,8 @@ class ModelConfig:
     window_rope_theta: float | None = None  # layers with a window rotate by it, without scaling
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
     query_growth: QueryGrowth | None = None
+    learned_positions: int = 0  # rows of a table of which one is added to a token's vector; 0: there is none
+    position_offset: int = 0  # the row of the first position
     full_heads: KVHeads | None = None  # of layers without a window; None: as those of all
     values_are_keys: bool = False  # layers without a window project no values: these are the keys before all else
     value_norm: bool = False  # values are normalized by head, without weights
@@ -180,6 +182,8 @@ class ModelConfig:
             self._check_indexer(self.indexer)
         if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
             raise ConfigError("feed_forward_alone", "is served with norms before a layer's parts alone")
+        if self.learned_positions:
+            self._check_positions()
         if self.windows and len(self.windows) != self.num_layers:
             raise ConfigError("windows", f"are {len(self.windows)} for {self.num_layers} layers")
         for window in self.windows:
@@ -203,6 +207,15 @@ class ModelConfig:
             raise ConfigError("indexer.size", problem)
         if indexer.layers[-1] >= self.num_layers:
             raise ConfigError("indexer.layers", f"has layer {indexer.layers[-1]}, but there are {self.num_layers}")
+
+    def _check_positions(self) -> None:
+        require_size("learned_positions", self.learned_positions, LIMITS["context_length"])
+        most = self.learned_positions - self.position_offset
+        if not 0 <= self.position_offset < self.learned_positions:
+            raise ConfigError("position_offset", f"must be from 0 to {self.learned_positions - 1}")
+        if self.context_length > most:
+            problem = f"is {self.context_length}, but the model has learned {most} positions, where its context ends"
+            raise ConfigError("context_length", problem)
 
     @property
     def rotated(self) -> int:
@@ -406,6 +419,8 @@ class ModelConfig:
             shapes[table] = (self.vocab_size, self.hidden_size)
         if self.logit_bias:
             shapes["output_bias"] = (self.vocab_size,)
+        if self.learned_positions:
+            shapes["positions"] = (self.learned_positions, self.hidden_size)
         if self.per_layer_inputs is not None:
             every = self.num_layers * self.per_layer_inputs.size
             shapes["per_layer.embedding"] = (self.per_layer_inputs.vocab_size, every)

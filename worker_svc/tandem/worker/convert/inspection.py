@@ -31,7 +31,7 @@ _KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.625, "IQ4_NL": 4.5,
 _KEPT_BITS |= {"NVFP4": 4.5, "Q1_0": 4.125}
 _KEPT_BITS |= {"Q5_0": 8.5, "Q5_1": 9, "Q2_K": 5.125, "Q3_K": 4.5625, "Q5_K": 8.625, "Q6_K": 6.5625}
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
-_TOKENIZERS = ("tokenizer.model", "tokenizer.json")
+_TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
 
 
 def inspect(path: Path, group: int = 0) -> dict[str, Any]:

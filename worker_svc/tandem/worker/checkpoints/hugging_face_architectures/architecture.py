@@ -41,6 +41,7 @@ _TOP_NAMES = {
     "output_bias": OUTPUT_BIAS,
     "norm": NORM,
     "norm_bias": NORM_BIAS,
+    "positions": "model.embed_positions.weight",
     "per_layer.embedding": "model.embed_tokens_per_layer.weight",
     "per_layer.projection": "model.per_layer_model_projection.weight",
     "per_layer.norm": "model.per_layer_projection_norm.weight",
@@ -138,6 +139,7 @@ class Architecture:
     drafting_unread: bool = False  # which are not read
     float32_router: bool = False  # `transformers` multiplies the router in float32, whatever it is stored in
     transposed_experts: bool = False  # plain experts are stored `[in, out]`
+    transposed: tuple[str, ...] = ()  # what the names of other matrices end with that are stored so
     experts_by_turns: bool = False  # the outputs of their gate and up take turns
     rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
