@@ -1032,7 +1032,8 @@ GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, 
 GGUF += ["olmo", "hunyuan", "hunyuan, theta that is raised, a table for both", "hunyuan moe"]
 GGUF += ["gpt neox", "falcon", "falcon, newer, a norm each", "falcon, newer, one norm, a size of its own"]
 GGUF += ["jais 2", "trinity"]
-GGUF += ["gpt2", "gpt bigcode"]
+GGUF += ["gpt2", "gpt bigcode", "apertus", "hunyuan 3", "cohere2 moe", "granite swa", "granite moe swa"]
+GGUF += ["cohere2 moe, sigmoids, RMS norms, two shared that are averaged, dense layers of another size"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -1041,6 +1042,8 @@ GRANTED: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"query_pre_attn_scalar": 12, "num_hidden_layers": 7, "layer_types": None},
     "GptOss": {"swiglu_limit": 7.0},
     "Glm4Moe": {"n_group": 1, "topk_group": 1},
+    "Cohere2Moe": {"attention_bias": False},
+    "Apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
     "DeepseekV2": {"attention_bias": False},
     "DeepseekV3": {
         "attention_bias": False,

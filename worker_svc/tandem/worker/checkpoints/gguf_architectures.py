@@ -86,8 +86,10 @@ class GgufArchitecture:
     divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
     norm_eps: str = "attention.layer_norm_rms_epsilon"  # which key says it
     norm_eps_else: str = ""  # and which one does where that is not there
+    norm_by_eps: bool = False  # norms are layer norms where that one does
     full_every: int = 0  # layers whose number is a multiple of it have no window; 0: no windows, or all have one
     window: int = 0  # where the file does not say it
+    with_experts: str = ""  # what a file with experts is, which need not have them: the name of the architecture
     sharing: str = ""  # what a file with a shared expert is, which need not have one: the name of the architecture
     windowed: str = ""  # what a file with a window is, which need not have one: the name of the architecture
     window_rope: float | None = None  # theta of layers with a window, which rotate without scaling; 0: as the others
@@ -398,6 +400,41 @@ ARCHITECTURES = {
         always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
     ),
     "exaone": GgufArchitecture("exaone", divisors=True),
+    "cohere2moe": GgufArchitecture(
+        "cohere2_moe",
+        permuted=True,
+        norm_eps_else="attention.layer_norm_epsilon",
+        norm_by_eps=True,
+        full_every=4,
+        logit_scale_divides=False,
+        layer_names=LAYER_NAMES | _SHARED,
+        experts=GgufExperts(normalized=None, shared="count", may_share=True, scaled=True, dense_first=True),
+        further=further.cohere2_moe,
+        always={"parallel": True},
+    ),
+    "hy_v3": GgufArchitecture(
+        "hy_v3",
+        qk_norm="head",
+        layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b"},
+        experts=GgufExperts(normalized=None, shared="size", scaled=True, dense_first=True, always=_SIGMOID),
+        drafting_layers=True,
+    ),
+    "granite_swa": GgufArchitecture(
+        "granite_swa",
+        permuted=True,
+        full_every=4,
+        with_experts="granitemoe_swa",
+        layer_names=LAYER_NAMES
+        | _MLP_BIASES
+        | {"attention.sinks": "attn_sinks.weight", "shared.down": "ffn_down_shexp.weight"}
+        | dict.fromkeys(("shared.gate", "shared.up"), "ffn_up_shexp.weight"),
+        experts=GgufExperts(shared="size", may_share=True),
+        further=further.granite_swa,
+        always={"sinks": True},
+    ),
+    "apertus": GgufArchitecture(
+        "apertus", qk_norm="head", divisors=True, always={"activation": "xielu", "gated": False}
+    ),
     "cohere2": GgufArchitecture(
         "cohere2",
         permuted=True,
