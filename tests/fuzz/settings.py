@@ -117,6 +117,14 @@ def _shuffled(random: Random, drawn: Drawn, needed: str, *others: str) -> list[s
     return kinds
 
 
+def _both(random: Random, drawn: Drawn, *kinds: str) -> list[str]:
+    """A kind for each layer, of two or more, each kind being there."""
+    rest = (random.choice(kinds) for _ in range(drawn["num_hidden_layers"] - len(kinds)))
+    every = [*kinds, *rest]
+    random.shuffle(every)
+    return every
+
+
 def _nemotron_pattern(random: Random, drawn: Drawn) -> str:
     letters = "M-*E"
     pattern = ["*", *(random.choice(letters) for _ in range(random.randint(0, 5)))]
@@ -306,6 +314,10 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     },
     "GPTNeoX": {"use_parallel_residual": FLAG},
     "GPTJ": {"rotary_dim": lambda random, drawn: random.randrange(2, drawn["n_embd"] // drawn["n_head"] + 1, 2)},
+    "OlmoHybrid": {
+        "layer_types": lambda random, drawn: _both(random, drawn, "full_attention", "linear_attention"),
+        "linear_allow_neg_eigval": FLAG,
+    },
     "GPT2": {"scale_attn_weights": FLAG, "activation_function": ACTIVATION},
     "GPTBigCode": {"scale_attn_weights": FLAG, "activation_function": ACTIVATION, "multi_query": FLAG},
     "GPTNeo": {
@@ -393,7 +405,7 @@ class Model:
 def drawn(random: Random) -> Model:
     kind = random.choice(sorted(FIRST))
     changes = dict(MODELS[FIRST[kind]][1])
-    changes["num_hidden_layers"] = layers = random.randint(1, 5)
+    changes["num_hidden_layers"] = layers = random.randint(2 if kind == "OlmoHybrid" else 1, 5)
     for key, value in changes.items():
         if isinstance(value, list) and key != "num_hidden_layers":
             changes[key] = None  # of so many layers as there were
@@ -450,6 +462,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "Falcon": ("new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn", "num_kv_heads"),
     "Bamba": ("attn_layer_indices",),
     "GPTNeo": ("attention_types",),
+    "OlmoHybrid": ("layer_types",),
     "HunYuanMoEV1": ("num_experts", "moe_topk"),
     "NemotronH": ("hybrid_override_pattern",),
     "GraniteSWA": ("layer_types", "layer_rope_theta"),

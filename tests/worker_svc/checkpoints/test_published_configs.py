@@ -1199,6 +1199,31 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         1.04,
     ),
+    "Olmo-Hybrid-7B": (  # as it is remembered
+        described(
+            "OlmoHybrid",
+            "olmo_hybrid",
+            **sizes(100352, 3840, 11008, 32, 30, 30, 65536) | {"bos_token_id": None, "eos_token_id": 100257},
+            attention_bias=False,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8,
+            linear_a_log_max=16.0,
+            linear_a_log_min=0.0,
+            linear_allow_neg_eigval=True,
+            linear_conv_kernel_dim=4,
+            linear_dt_init_floor=1e-4,
+            linear_dt_max=0.1,
+            linear_dt_min=0.001,
+            linear_key_head_dim=96,
+            linear_num_key_heads=30,
+            linear_num_value_heads=30,
+            linear_value_head_dim=192,
+            pad_token_id=100277,
+            rms_norm_eps=1e-6,
+            rope_parameters={"rope_theta": None, "rope_type": "default"},
+            tie_word_embeddings=False,
+        ),
+        7.43,
+    ),
     # Those of GPT-2, StarCoder, GPT-Neo and OPT as they are remembered.
     "gpt2": (
         GPT_2

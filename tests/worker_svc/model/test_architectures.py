@@ -313,6 +313,12 @@ NEMOTRON_3 = NEMOTRON | {
     "moe_shared_expert_intermediate_size": 40,
     "routed_scaling_factor": 2.5,
 }
+UNROTATED = {"rope_type": "default", "rope_theta": None}
+OLMO_HYBRID = {
+    **{"head_dim": None, "num_key_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 16},
+    **{"layer_types": ["linear_attention", "full_attention", "linear_attention"], "rope_parameters": UNROTATED},
+    **{"pad_token_id": 0, "linear_num_key_heads": 3, "linear_num_value_heads": 3},
+}
 BAMBA = MAMBA | {"attn_layer_indices": [1], "num_logits_to_keep": None}
 FALCON = MAMBA | {
     "num_hidden_layers": 2,
@@ -760,6 +766,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hybrid_override_pattern": "E*-ME", "moe_latent_size": 20, "moe_shared_expert_intermediate_size": 18}
         | {"mlp_bias": True, "use_bias": True},
     ),
+    "olmo hybrid": ("OlmoHybrid", OLMO_HYBRID),
+    "olmo hybrid, rotated, biases, betas as they are, fewer keys": (
+        "OlmoHybrid",
+        OLMO_HYBRID
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "attention_bias": True}
+        | {"linear_allow_neg_eigval": False, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        | {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, "tie_word_embeddings": True},
+    ),
     "bamba": ("Bamba", BAMBA),
     "bamba, biases, attention in two layers, limits": (
         "Bamba",
@@ -1106,7 +1120,7 @@ COMPANY += [
 ]
 COMPANY += ["olmo, queries, keys and values that are limited, biases", "hunyuan", "hunyuan moe"]
 COMPANY += ["apertus", "bamba", "gpt neox", "gptj", "falcon", "falcon, newer, a norm each, biases"]
-COMPANY += ["gpt2", "gpt bigcode", "gpt neo", "opt"]
+COMPANY += ["olmo hybrid", "gpt2", "gpt bigcode", "gpt neo", "opt"]
 COMPANY += ["cohere2 moe", "lfm3", "trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
@@ -1165,6 +1179,7 @@ NEW = [
     "NemotronH",
     "FalconH1",
     "Bamba",
+    "OlmoHybrid",
     "Glm",
     "Ernie4_5_Moe",
     "Exaone4",

@@ -99,9 +99,12 @@ class HuggingFaceCheckpoint:
         elif self._architecture.hybrid or self._architecture.wrapped is not None:
             self._names = {ours: name for name in stored if (ours := text_name(name)) is not None}
             stored = {ours: stored[name] for ours, name in self._names.items()}
-        elif self._architecture.renamed:
+        elif self._architecture.renamed or self._architecture.own_norm_names:
             self._names = {ours: name for name in stored if (ours := self._architecture.our_name(name)) is not None}
             stored = {ours: stored[name] for ours, name in self._names.items()}
+        self._joined: dict[str, tuple[str, ...]] = {}  # of several tensors of the files, below each other
+        for whole, parts in self._architecture.joined.items():
+            self._join(whole, parts, stored)
         self._embedding = EMBEDDING
         own_tables = self._drop_copies(stored) if head else ()
         tied = config.boolean("tie_word_embeddings", self._architecture.tied)
@@ -218,6 +221,18 @@ class HuggingFaceCheckpoint:
             return stored_name(self._architecture, self._head_layer, name)
         return (self._embedding, None) if name == "embedding" else self._architecture.stored_name(name)
 
+    def _join(self, whole: str, parts: tuple[str, ...], stored: dict[str, StoredTensor]) -> None:
+        """Makes one of tensors whose names end with these parts, however its rows are divided among them."""
+        for first in [name for name in stored if name.endswith(parts[0])]:
+            names = tuple(first.removesuffix(parts[0]) + part for part in parts)
+            shapes = [stored[name].shape for name in names if name in stored]
+            if len(shapes) == len(parts) and len({shape[1:] for shape in shapes}) == 1 and all(shapes):
+                made, dtype = first.removesuffix(parts[0]) + whole, stored[first].dtype
+                stored[made] = StoredTensor((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype)
+                self._joined[made] = names
+                for name in names:
+                    del stored[name]
+
     def _drop_copies(self, stored: dict[str, StoredTensor]) -> tuple[Table, ...]:
         """Leaves out embedding and output of a head that are the model's; returns which are not."""
         if self._head_layer is None:
@@ -301,6 +316,9 @@ class HuggingFaceCheckpoint:
 
     def _read(self, place: Place) -> torch.Tensor:
         stored_name = place.stored
+        if stored_name in self._joined:
+            whole = self._copy = torch.cat([self._read(Place(name)) for name in self._joined[stored_name]])
+            return whole if place.rows is None else whole[place.rows]
         name = self._names.get(stored_name, stored_name)
         try:
             tensor: torch.Tensor = self._files[name].get_tensor(name)

@@ -396,6 +396,11 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "time_step_min time_step_max time_step_floor time_step_rank")
     | _MAMBA
     | {"mamba_proj_bias": Only((False,)), "layer_types": Only(), "attn_layer_indices": Only()},
+    "olmo_hybrid": _CONFIG
+    | rules(USED, "attention_bias linear_num_key_heads linear_num_value_heads linear_key_head_dim")
+    | rules(USED, "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval")
+    | rules(NEUTRAL, "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor")
+    | {"head_dim": Only()},
     "olmo2": _DENSE | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _DENSE | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},

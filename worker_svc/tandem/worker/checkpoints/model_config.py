@@ -71,7 +71,9 @@ class ModelConfig:
     # behind: by head, once they are rotated
     qk_norm: Literal["head", "whole", "unit", "behind"] | None = None
     qkv_limit: float = 0.0  # of the size of numbers in q, k and v, behind their norms; 0: none
-    norm_placement: Literal["before", "after", "both"] = "before"  # of a layer's parts: what goes in, or comes out
+    # Of a layer's parts: what goes in, or comes out; after_attention: what comes out in layers with attention, and what
+    # goes in where there are states.
+    norm_placement: Literal["before", "after", "both", "after_attention"] = "before"
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
     attention_multiplier: float | None = None  # of queries times keys; None: one over the root of head_dim
@@ -172,10 +174,12 @@ class ModelConfig:
                 raise ConfigError("recurrence.layers", "leave no layer that has attention; one at least must have it")
             if self.norm_placement == "after" or self.parallel or self.norm != "rms":
                 raise ConfigError("recurrence", "is served with RMS norms before a layer's parts, or around them")
-            if self.norm_placement == "both" and self.beside_attention:
+            if self.norm_placement != "before" and self.beside_attention:
                 raise ConfigError("norm_placement", "must be before where attention is beside a state")
             if set(self.recurrence.layers) & set(self.feed_forward_alone or ()):
                 raise ConfigError("feed_forward_alone", "has layers that have states")
+        elif self.norm_placement == "after_attention":
+            raise ConfigError("norm_placement", "is that of models whose other layers have states")
         if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
             raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
         if self.indexer is not None:
@@ -289,6 +293,12 @@ class ModelConfig:
     def mixes(self, layer: int) -> bool:
         """Tells whether a layer has attention or a state."""
         return layer not in (self.feed_forward_alone or ())
+
+    def placement(self, layer: int) -> Literal["before", "after", "both"]:
+        """Returns where the norms of a layer stand."""
+        if self.norm_placement != "after_attention":
+            return self.norm_placement
+        return "after" if layer in self.attention_layers else "before"
 
     def feeds(self, layer: int) -> bool:
         """Tells whether a layer has a feed-forward part."""

@@ -36,6 +36,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         if rule is USED or (isinstance(rule, Only) and value is not None and rule.allows(value)):
             values[key] = value
     values |= {key: value for key, value in _rope(config, architecture).items() if known.get(key) is USED}
+    if architecture.name == "olmo_hybrid" and config.unrotated_layers:
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": None}
     _compare(config, architecture, values)
     return values
 

@@ -165,7 +165,11 @@ class Transformer(torch.nn.Module):
         x = self.embedding(ids)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
-        return x if self.positions is None else x + self.positions(positions + self.config.position_offset)
+        if self.positions is None:
+            return x
+        # What is tried at start may go beyond a short context; what is asked never does.
+        rows = (positions + self.config.position_offset).clamp_(max=self.config.learned_positions - 1)
+        return x + self.positions(rows)
 
     def _end(
         self,
