@@ -92,8 +92,8 @@ VARIANTS += [("llama", "float32", "int6"), ("llama", "bfloat16", "int6"), ("late
 VARIANTS += [("head", "float32", "auto"), ("head", "bfloat16", "int8")]
 # Tokens that an indexer chooses, for two layers.
 VARIANTS += [("indexed", "float32", "auto"), ("indexed", "bfloat16", "int8"), ("indexed", "float32", "fp8")]
-# Norms by the kind of layer and betas of up to 2, Mamba-2 beside layers that rotate, a delta rule beside experts, a table
-# of positions, and convolutions beside windows.
+# Norms by the kind of layer and betas of up to 2, Mamba-2 beside layers that rotate, a table of positions, convolutions
+# beside windows, and a delta rule beside experts.
 VARIANTS += [("olmo hybrid", "float32", "auto"), ("bamba", "bfloat16", "auto"), ("gpt2", "bfloat16", "auto")]
 VARIANTS += [("lfm3", "bfloat16", "auto"), ("qwen3 next", "bfloat16", "int4"), ("olmo hybrid", "bfloat16", "int8")]
 
