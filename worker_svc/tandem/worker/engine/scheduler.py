@@ -425,9 +425,10 @@ class Scheduler:
         request.pages = pages
         if pages.similar is not None:
             # The source may have been evicted for this very request; its content is there until the step writes.
-            self._copies.append(
-                PageCopy(pages.similar.page, int(pages.held[pages.cached_tokens // self.table.page_size]))
-            )
+            # Nor is it in a page that is itself copied to before this step, as that of a leader admitted with it.
+            target = int(pages.held[pages.cached_tokens // self.table.page_size])
+            filled = {copy.target: copy.source for copy in self._copies}
+            self._copies.append(PageCopy(filled.get(pages.similar.page, pages.similar.page), target))
         if (copy := self.table.seat(pages)) is not None:
             self._state_copies.append(copy)
         request.num_computed = cached = pages.found_tokens
