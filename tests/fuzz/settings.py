@@ -550,7 +550,9 @@ def _respelled(model: Model, folder: Path) -> None:
     file = folder / "config.json"
     config: Drawn = json.loads(file.read_text())
     rope = config.get("rope_parameters")
-    if model.spelling == "older" and rope is not None and "full_attention" not in rope:
+    # In Cohere 2 with experts, scaling is said in the newer way alone.
+    newer_alone = rope is None or "full_attention" in rope or model.kind == "Cohere2Moe"
+    if model.spelling == "older" and not newer_alone:
         del config["rope_parameters"]
         config["rope_theta"] = rope.pop("rope_theta")
         if "partial_rotary_factor" in rope:

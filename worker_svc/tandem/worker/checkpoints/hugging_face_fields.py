@@ -223,7 +223,9 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias layer_norm_eps logit_scale sliding_window sliding_window_pattern mlp_layer_types")
     | rules(USED, "first_k_dense_replace prefix_dense_sliding_window_pattern prefix_dense_intermediate_size")
     | rules(USED, "num_experts num_experts_per_tok norm_topk_prob expert_selection_fn num_shared_experts")
-    | rules(USED, "shared_expert_combination_strategy"),
+    | rules(USED, "shared_expert_combination_strategy")
+    # transformers looks at rope_parameters alone
+    | {"rope_scaling": Only()},
     "hy_v3": _CONFIG
     | rules(USED, "attention_bias mlp_bias mlp_layer_types num_experts num_local_experts num_shared_experts")
     | rules(USED, "router_scaling_factor moe_intermediate_size num_experts_per_tok num_nextn_predict_layers")

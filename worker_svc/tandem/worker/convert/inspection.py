@@ -83,7 +83,7 @@ def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
         numbers = math.prod(shape)
         sizes["float32"] += 4 * numbers
         sizes["bfloat16"] += 2 * numbers
-        looked_up = name == "embedding" and not config.tie_embeddings
+        looked_up = name == "positions" or (name == "embedding" and not config.tie_embeddings)
         if len(shape) == 1 or name.endswith(("router", "index_weights")) or looked_up:
             for precision in ("fp8", "int8", "int4"):
                 sizes[precision] += 2 * numbers
@@ -138,7 +138,7 @@ def _active_parameters(config: ModelConfig) -> int:
         size = math.prod(shape)
         if ".experts." in name and experts is not None:
             size = size * experts.per_token // experts.count
-        if name != "per_layer.embedding" and (name != "embedding" or config.tie_embeddings):
+        if name not in ("per_layer.embedding", "positions") and (name != "embedding" or config.tie_embeddings):
             total += size
     return total
 
