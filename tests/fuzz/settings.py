@@ -259,6 +259,13 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "block_auto_adjust_ff_dim": FLAG,
     },
     "Lfm2Moe": {"layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "conv")},
+    "Lfm3": {
+        "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "conv", "sliding_attention"),
+        "use_attention_gate": FLAG,
+        "use_sandwich_norm": FLAG,
+        "attention_bias": one_of(False),
+    },
+    "Afmoe": {"attention_bias": one_of(False)},
     "GraniteMoeHybrid": _MAMBA
     | {
         "layer_types": lambda random, drawn: _shuffled(random, drawn, "attention", "mamba"),
@@ -458,6 +465,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "Qwen3_5Text": ("layer_types",),
     "Qwen3_5MoeText": ("layer_types",),
     "Lfm2Moe": ("layer_types",),
+    "Lfm3": ("layer_types",),
     "InternLM3": ("attention_bias", "mlp_bias"),
     "Falcon": ("new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn", "num_kv_heads"),
     "Bamba": ("attn_layer_indices",),
@@ -505,7 +513,7 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     if kind in ("NemotronH", "Phimoe", "GPTJ", "GPT2", "GPTBigCode", "GPTNeo", "OPT"):
         return None
     head_dim = drawn.get("head_dim", SIZES["head_dim"]) or drawn["hidden_size"] // drawn["num_attention_heads"]
-    if kind == "Gemma4Text":
+    if kind in ("Gemma4Text", "Lfm3"):
         full = {"rope_type": "proportional", "rope_theta": THETA(random, {})}
         full["partial_rotary_factor"] = random.choice((0.25, 0.5, 1.0))
         full |= random.choice(({}, {"factor": 4.0}))
