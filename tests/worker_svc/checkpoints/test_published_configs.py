@@ -1232,6 +1232,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         | {"n_positions": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}},
         0.1244,
     ),
+    "gpt2-medium": (
+        GPT_2
+        | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_special": 0, "predict_special_tokens": True}
+        | {"activation_function": "gelu_new", "n_ctx": 1024, "n_embd": 1024, "n_head": 16, "n_layer": 24}
+        | {"n_positions": 1024, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}},
+        0.3548,
+    ),
+    "tiny-random-gpt2": (
+        GPT_2
+        | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu", "n_embd": 32}
+        | {"hidden_act": "gelu", "intermediate_size": 37, "n_head": 4, "n_inner": None, "n_layer": 5, "n_ctx": 512}
+        | {"n_positions": 512, "vocab_size": 1000, "type_vocab_size": 16, "bos_token_id": 98, "eos_token_id": 98}
+        | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": 98}
+        | {"reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True},
+        0.0001119,
+    ),
     "starcoder": (
         GPT_2
         | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode", "vocab_size": 49152}

@@ -159,12 +159,15 @@ _NO_ROPE = rules(Only(), "rope_theta rope_scaling rope_parameters original_max_p
 _SUMMARY = rules(
     NEUTRAL, "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
 )
+_OF_OTHERS = rules(NEUTRAL, "type_vocab_size embed_dim")  # what models that are made for tests say
 _GPT_2 = (
     rules(USED, "n_embd n_head n_layer n_positions n_inner activation_function layer_norm_epsilon scale_attn_weights")
-    | rules(NEUTRAL, "n_ctx")
+    # the size of feed-forward parts is n_inner, the activation activation_function, whatever these say
+    | rules(NEUTRAL, "n_ctx n_special predict_special_tokens output_past _num_labels hidden_act intermediate_size")
     | _SUMMARY
+    | _OF_OTHERS
     | _NO_ROPE
-    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size layer_types")
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types")
 )
 
 # Of a model that sees, whose text model is served.
@@ -494,16 +497,19 @@ CONFIG: Mapping[str, Table] = {
     "gpt_neo": _CONFIG
     | rules(USED, "num_heads num_layers attention_types attention_layers window_size activation_function")
     | rules(USED, "layer_norm_epsilon")
-    | rules(NEUTRAL, "embed_dropout resid_dropout")
+    | rules(NEUTRAL, "embed_dropout resid_dropout hidden_act")
     | _SUMMARY
+    | _OF_OTHERS
     | _NO_ROPE
-    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads layer_types"),
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types"),
     "opt": _CONFIG
     | rules(USED, "ffn_dim activation_function enable_bias do_layer_norm_before word_embed_proj_dim")
-    | rules(NEUTRAL, "dropout activation_dropout layerdrop init_std output_projection")
+    | rules(NEUTRAL, "dropout activation_dropout layerdrop init_std output_projection hidden_act intermediate_size")
+    | _OF_OTHERS
     | _NO_ROPE
+    | {"learned_embeddings": Only((True,)), "scale_embeddings": Only((False,))}  # which Galactica's files say
     | {"_remove_final_layer_norm": Only((False,)), "layer_norm_elementwise_affine": Only((True,))}
-    | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size layer_types"),
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types"),
     "falcon": _CONFIG
     | rules(
         USED, "num_kv_heads ffn_hidden_size activation bias layer_norm_epsilon new_decoder_architecture multi_query"

@@ -28,6 +28,11 @@ def positions(config: Fields, offset: int = 0) -> dict[str, Any]:
     }
 
 
+def _without_size(config: Fields) -> Fields:
+    """Returns the config without a size of feed-forward parts by the name that others have, which is not looked at."""
+    return config.with_values({key: value for key, value in config.values.items() if key != "intermediate_size"})
+
+
 def _usual_sizes(config: Fields) -> Fields:
     """Returns the config with the size of feed-forward parts, and the epsilon, that all have unless it is said."""
     values = {"layer_norm_epsilon": 1e-5, **config.values}
@@ -41,7 +46,7 @@ def _usual_sizes(config: Fields) -> Fields:
 
 def gpt_2_names(config: Fields) -> Fields:
     """Returns the config with the usual names, and what all have or have unless it is said."""
-    found = config.renamed(_OF_GPT_2)
+    found = _without_size(config).renamed(_OF_GPT_2)
     return _usual_sizes(found.with_values({"max_position_embeddings": 1024, **found.values, "use_bias": True}))
 
 
@@ -109,7 +114,7 @@ def _kinds(config: Fields) -> list[str]:
 
 def opt_names(config: Fields) -> Fields:
     """Returns the config with the usual names and the epsilon that all have. Raises CheckpointError for OPT-350M."""
-    found = config.renamed({"ffn_dim": "intermediate_size"})
+    found = _without_size(config).renamed({"ffn_dim": "intermediate_size"})
     width = found.integer("hidden_size")
     if not found.boolean("do_layer_norm_before", True):
         raise config.error("do_layer_norm_before", "is false, which OPT-350M alone has: norms of sums are not served")
