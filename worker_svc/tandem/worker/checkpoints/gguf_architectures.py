@@ -169,6 +169,7 @@ _LFM2: Mapping[str, Any] = {
 _GPT_2: Mapping[str, Any] = {
     "norm_eps": "attention.layer_norm_epsilon",
     "layer_names": LAYER_NAMES | FUSED | FUSED_BIASES | _MLP_BIASES,
+    "unrotated_every": 1,
     "further": further.learned_positions,
     "always": {"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
 }

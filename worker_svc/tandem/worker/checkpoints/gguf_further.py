@@ -253,9 +253,8 @@ def granite_swa(fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str,
 
 
 def learned_positions(_fields: Fields, config: ModelConfig, facts: Facts) -> dict[str, Any]:
-    """Returns how many positions have a row in the table of them, where no layer rotates."""
-    rows = facts.shapes.get("position_embd.weight", (config.context_length,))[0]
-    return {"learned_positions": rows, "unrotated_layers": tuple(range(config.num_layers))}
+    """Returns how many positions have a row in the table of them."""
+    return {"learned_positions": facts.shapes.get("position_embd.weight", (config.context_length,))[0]}
 
 
 def stablelm(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any]:

@@ -19,13 +19,8 @@ _OPT_OFFSET = 2  # rows of the table before that of the first position
 
 
 def positions(config: Fields, offset: int = 0) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`: a row of the table for each position, and no layer that rotates."""
-    layers = config.integer("num_hidden_layers")
-    return {
-        "learned_positions": config.integer("max_position_embeddings") + offset,
-        "position_offset": offset,
-        "unrotated_layers": tuple(range(min(layers, LIMITS["num_layers"]))),
-    }
+    """Returns fields of `ModelConfig`: a row of the table for each position."""
+    return {"learned_positions": config.integer("max_position_embeddings") + offset, "position_offset": offset}
 
 
 def _without_size(config: Fields) -> Fields:

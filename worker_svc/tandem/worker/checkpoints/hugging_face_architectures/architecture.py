@@ -118,6 +118,7 @@ class Architecture:
     norm_eps: str = "rms_norm_eps"  # which field says it
     activation_field: str = "hidden_act"
     logit_scale: float = 1.0  # the default of this field
+    unrotated: bool = False  # no layer is rotated
     rotated_windows: bool = False  # layers without a window are not rotated
     rotated_without: bool = False  # but all are where the model has no window
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window

@@ -70,6 +70,7 @@ _OF_GPT_2: Mapping[str, Any] = {
     "norm_eps": "layer_norm_epsilon",
     "activation_field": "activation_function",
     "tied": True,
+    "unrotated": True,
     "renamed": _RENAMED,
     "always": {"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
 }
@@ -113,6 +114,7 @@ LEARNED_POSITIONS = (
         activation_field="activation_function",
         use_bias=True,
         tied=True,
+        unrotated=True,
         prepared=opt_names,
         further=opt,
         renamed={
