@@ -424,8 +424,7 @@ class Scheduler:
         self.queue.remove(request)
         request.pages = pages
         if pages.similar is not None:
-            # The source may have been evicted for this very request; its content is there until the step writes.
-            # Nor is it in a page that is itself copied to before this step, as that of a leader admitted with it.
+            # What an evicted page has stays until the step writes; what a page gets that is copied to comes only then.
             target = int(pages.held[pages.cached_tokens // self.table.page_size])
             filled = {copy.target: copy.source for copy in self._copies}
             self._copies.append(PageCopy(filled.get(pages.similar.page, pages.similar.page), target))
