@@ -122,6 +122,7 @@ def compared() -> Counter[str]:
         ):
             kinds = [each.elts[0] for each in node.value.values if isinstance(each, ast.Tuple)]
             found.update(f"{ast.literal_eval(kind).removesuffix('Text')}ForCausalLM" for kind in kinds)
+    found["GPT2LMHeadModel"] = found.pop("GPT2ForCausalLM")
     return found
 
 

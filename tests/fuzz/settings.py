@@ -117,6 +117,14 @@ def _shuffled(random: Random, drawn: Drawn, needed: str, *others: str) -> list[s
     return kinds
 
 
+def _both(random: Random, drawn: Drawn, *kinds: str) -> list[str]:
+    """A kind for each layer, of two or more, each kind being there."""
+    rest = (random.choice(kinds) for _ in range(drawn["num_hidden_layers"] - len(kinds)))
+    every = [*kinds, *rest]
+    random.shuffle(every)
+    return every
+
+
 def _nemotron_pattern(random: Random, drawn: Drawn) -> str:
     letters = "M-*E"
     pattern = ["*", *(random.choice(letters) for _ in range(random.randint(0, 5)))]
@@ -251,6 +259,13 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "block_auto_adjust_ff_dim": FLAG,
     },
     "Lfm2Moe": {"layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "conv")},
+    "Lfm3": {
+        "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "conv", "sliding_attention"),
+        "use_attention_gate": FLAG,
+        "use_sandwich_norm": FLAG,
+        "attention_bias": one_of(False),
+    },
+    "Afmoe": {"attention_bias": one_of(False)},
     "GraniteMoeHybrid": _MAMBA
     | {
         "layer_types": lambda random, drawn: _shuffled(random, drawn, "attention", "mamba"),
@@ -306,6 +321,20 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     },
     "GPTNeoX": {"use_parallel_residual": FLAG},
     "GPTJ": {"rotary_dim": lambda random, drawn: random.randrange(2, drawn["n_embd"] // drawn["n_head"] + 1, 2)},
+    "OlmoHybrid": {
+        "layer_types": lambda random, drawn: _both(random, drawn, "full_attention", "linear_attention"),
+        "linear_allow_neg_eigval": FLAG,
+    },
+    "GPT2": {"scale_attn_weights": FLAG, "activation_function": ACTIVATION},
+    "GPTBigCode": {"scale_attn_weights": FLAG, "activation_function": ACTIVATION, "multi_query": FLAG},
+    "GPTNeo": {
+        "attention_types": lambda random, drawn: [
+            [[random.choice(("global", "local"))], 1] for _ in range(drawn["num_hidden_layers"])
+        ],
+        "window_size": WINDOW,
+        "activation_function": ACTIVATION,
+    },
+    "OPT": {"enable_bias": FLAG, "activation_function": ACTIVATION},
     "Falcon": {
         "new_decoder_architecture": FLAG,
         "multi_query": FLAG,
@@ -383,7 +412,7 @@ class Model:
 def drawn(random: Random) -> Model:
     kind = random.choice(sorted(FIRST))
     changes = dict(MODELS[FIRST[kind]][1])
-    changes["num_hidden_layers"] = layers = random.randint(1, 5)
+    changes["num_hidden_layers"] = layers = random.randint(2 if kind == "OlmoHybrid" else 1, 5)
     for key, value in changes.items():
         if isinstance(value, list) and key != "num_hidden_layers":
             changes[key] = None  # of so many layers as there were
@@ -411,8 +440,10 @@ def drawn(random: Random) -> Model:
         del changes["rope_parameters"]
     if kind == "NemotronH":
         changes["num_hidden_layers"] = None
-    if kind == "GPTJ":
+    if kind in ("GPTJ", "GPT2", "GPTBigCode"):
         changes |= {"n_layer": layers, "num_hidden_layers": None}
+    if kind == "GPTNeo":
+        changes |= {"num_layers": layers, "num_hidden_layers": None}
     return Model(
         kind,
         changes,
@@ -434,9 +465,12 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "Qwen3_5Text": ("layer_types",),
     "Qwen3_5MoeText": ("layer_types",),
     "Lfm2Moe": ("layer_types",),
+    "Lfm3": ("layer_types",),
     "InternLM3": ("attention_bias", "mlp_bias"),
     "Falcon": ("new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn", "num_kv_heads"),
     "Bamba": ("attn_layer_indices",),
+    "GPTNeo": ("attention_types",),
+    "OlmoHybrid": ("layer_types",),
     "HunYuanMoEV1": ("num_experts", "moe_topk"),
     "NemotronH": ("hybrid_override_pattern",),
     "GraniteSWA": ("layer_types", "layer_rope_theta"),
@@ -476,10 +510,10 @@ def _scaling(random: Random, *kinds: str) -> Drawn:
 def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     """RoPE's parameters; None: the class's own."""
     every = (*SCALINGS, "longrope")
-    if kind in ("NemotronH", "Phimoe", "GPTJ"):
+    if kind in ("NemotronH", "Phimoe", "GPTJ", "GPT2", "GPTBigCode", "GPTNeo", "OPT"):
         return None
     head_dim = drawn.get("head_dim", SIZES["head_dim"]) or drawn["hidden_size"] // drawn["num_attention_heads"]
-    if kind == "Gemma4Text":
+    if kind in ("Gemma4Text", "Lfm3"):
         full = {"rope_type": "proportional", "rope_theta": THETA(random, {})}
         full["partial_rotary_factor"] = random.choice((0.25, 0.5, 1.0))
         full |= random.choice(({}, {"factor": 4.0}))
@@ -524,7 +558,9 @@ def _respelled(model: Model, folder: Path) -> None:
     file = folder / "config.json"
     config: Drawn = json.loads(file.read_text())
     rope = config.get("rope_parameters")
-    if model.spelling == "older" and rope is not None and "full_attention" not in rope:
+    # In Cohere 2 with experts, scaling is said in the newer way alone.
+    newer_alone = rope is None or "full_attention" in rope or model.kind == "Cohere2Moe"
+    if model.spelling == "older" and not newer_alone:
         del config["rope_parameters"]
         config["rope_theta"] = rope.pop("rope_theta")
         if "partial_rotary_factor" in rope:

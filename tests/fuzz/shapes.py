@@ -103,6 +103,8 @@ def sized(kind: str, changes: dict[str, Any], random: Random) -> dict[str, Any]:
 
 def _in_own_names(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """The sizes of older models as these call them, which have not all of them."""
+    if kind in _LEARNED:
+        return _learned(kind, dict(sizes))
     if kind not in ("GPTNeoX", "GPTJ", "Falcon"):
         return sizes
     sizes = dict(sizes) | {"num_key_value_heads": None, "head_dim": None}
@@ -115,6 +117,18 @@ def _in_own_names(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
         for theirs, name in usual.items():
             sizes[theirs], sizes[name] = sizes.get(name) or sizes.get(theirs), None
         sizes["rotary_dim"] = min(sizes["n_embd"] // sizes["n_head"], sizes["rotary_dim"])
+    return sizes
+
+
+_LEARNED = ("GPT2", "GPTBigCode", "GPTNeo", "OPT")  # positions
+
+
+def _learned(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    sizes |= {"num_key_value_heads": None, "head_dim": None}
+    usual = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size"}
+    usual = {"GPTNeo": {"num_heads": "num_attention_heads"}, "OPT": {"ffn_dim": "intermediate_size"}}.get(kind, usual)
+    for theirs, name in usual.items():
+        sizes[theirs], sizes[name] = sizes.get(name) or sizes.get(theirs), None
     return sizes
 
 

@@ -133,7 +133,7 @@ PUT_TOGETHER = [
 PUT_TOGETHER += ["deepseek v3", "minicpm3"]
 PUT_TOGETHER += ["phi3, rotated in part, longrope", "cohere2", "nemotron h", "nemotron 3, latents, groups", "falcon h1"]
 PUT_TOGETHER += ["gemma3 without windows", "glm4 moe, rotated whole", "glm4 moe, 30 of 44 rotated"]
-PUT_TOGETHER += ["qwen3.5 moe without states"]
+PUT_TOGETHER += ["qwen3.5 moe without states", "gpt2", "gpt bigcode, many heads"]
 
 
 @pytest.mark.parametrize("name", some([*MODELS, *SCALINGS], *OLDER, *SCALINGS, *PUT_TOGETHER))
@@ -150,11 +150,11 @@ def test_a_written_folder_loads_in_transformers(name: str, tmp_path: Path) -> No
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", **ways)
     ids = torch.tensor([some_ids(97, 2 * WINDOW)])
     with torch.inference_mode():
-        # transformers computes Mamba-2 in chunks, of whatever size the folder says, and an expert's products by how its
-        # matrices lie in memory.
+        # transformers computes Mamba-2 in chunks, of whatever size the folder says, and the products of experts, GPT-2
+        # and GPT-Neo by how matrices lie in memory.
         near = (
             several
-            or name.startswith(("bamba", "granite hybrid", "nemotron"))
+            or name.startswith(("bamba", "granite hybrid", "nemotron", "gpt2", "gpt neo"))
             or hasattr(theirs.config, "num_experts_per_tok")
         )
         torch.testing.assert_close(theirs(ids).logits, reference(ids).logits, atol=1e-5 if near else 0, rtol=0)

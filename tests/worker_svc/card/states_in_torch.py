@@ -62,7 +62,7 @@ def _enter(a: Any, grid: Grid) -> None:
         gates = a.gates[row : row + length].float()
         if a.RULE == DELTA:
             decay = (a.rate * _softplus(gates[:, a.HEADS : 2 * a.HEADS] + a.bias)).exp()
-            other = sigmoid(gates[:, : a.HEADS])
+            other = a.gate_by * sigmoid(gates[:, : a.HEADS])
         else:
             other = _softplus(gates[:, : a.HEADS] * a.gate_by + a.bias).clamp(a.least, a.most)
             decay = (a.rate * other).exp()

@@ -385,6 +385,12 @@ MODELS = {
         MODEL, norm="layer", norm_bias=True, parallel=True, parallel_norms=True, gated=False, activation="gelu"
     ),
     "norms without weights, a limit": replace(MODEL, norm="layer", norm_weights=False, qkv_limit=0.5, qkv_bias=True),
+    "learned positions": replace(
+        MODEL,
+        learned_positions=MODEL.context_length + 2,
+        position_offset=2,
+        unrotated_layers=tuple(range(MODEL.num_layers)),
+    ),
     "xIELU": replace(MODEL, activation="xielu", gated=False, qk_norm="head"),
     "norms behind the rotation": replace(MODEL, qk_norm="behind", qkv_bias=True),
     "norms around, gelu": replace(MODEL, norm_placement="both", activation="gelu_tanh", embedding_multiplier=7.0),

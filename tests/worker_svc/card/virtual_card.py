@@ -262,6 +262,8 @@ class VirtualCard:
         shaped = args
         if self.recording is not None and func.overloadpacket in _LOOKUPS:  # where indices are rubbish until replayed
             shaped = (*args[:2], torch.zeros_like(args[2]), *args[3:])
+        if self.recording is not None and func.overloadpacket is aten.embedding:
+            shaped = (args[0], torch.zeros_like(args[1]), *args[2:])
         results = compute(*shaped, **kwargs)
         fresh: list[torch.Tensor] = []
 

@@ -108,7 +108,7 @@ CASES |= {name: CASES[model] for name, (model, _, _) in SEEING.items()}
 # Of Qwen2-VL llama.cpp leaves out what norms add before they divide, which the file says.
 CASES["qwen2 of one that sees"] = ("Qwen2", CASES["qwen2"][1] | {"rms_norm_eps": 1e-12})
 # Their activation is looked up in a table of float16 by llama.cpp.
-BY_TABLE = ("gemma", "starcoder2", "phi 2", "gpt neox", "falcon,", "falcon")
+BY_TABLE = ("gemma", "starcoder2", "phi 2", "gpt neox", "falcon,", "falcon", "gpt2", "gpt bigcode")
 
 
 def absent() -> str:

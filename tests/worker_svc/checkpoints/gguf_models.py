@@ -33,6 +33,13 @@ ARCHITECTURES = {
     "olmo": "olmo",
     "gpt_neox": "gptneox",
     "falcon": "falcon",
+    "apertus": "apertus",
+    "hy_v3": "hy_v3",
+    "cohere2_moe": "cohere2moe",
+    "granite_swa": "granite_swa",
+    "granitemoe_swa": "granite_swa",
+    "gpt2": "gpt2",
+    "gpt_bigcode": "starcoder",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
     "olmo2": "olmo2",
@@ -92,7 +99,9 @@ INDEXED = ("deepseek32", "glm-dsa")
 STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 # By llama.cpp's converter, whatever turns.
 PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "granitehybrid", "nemotron_h")
-PERMUTED += ("nemotron_h_moe", "olmo")
+PERMUTED += ("nemotron_h_moe", "olmo", "granite_swa")
+# Those that the package may not know, and one whose tensors are named as theirs are.
+LATER = {"hy_v3": "dots1", "cohere2_moe": "dots1", "granite_swa": "granite", "granitemoe_swa": "granitemoe"}
 
 
 PLAIN = {"ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
@@ -119,6 +128,10 @@ def save_gguf(
     describe(writer, config)
     if not latents_apart:
         _describe_as_once(writer, config)
+    if config.model_type == "apertus":
+        activations = [layer.mlp.act_fn for layer in model.model.layers]
+        for name in ("alpha_p", "alpha_n", "beta", "eps"):
+            writer.add_array(f"xielu.{name}", [getattr(each, name).item() for each in activations])
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
         add_field(writer, key, value)
@@ -152,6 +165,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     inner = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
+    if config.model_type in ("gpt2", "gpt_bigcode"):
+        inner = config.n_inner or 4 * config.n_embd
     if (inner := inner or getattr(config, "ffn_hidden_size", None)) is not None:
         writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
@@ -168,13 +183,15 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_eps(1e-5)
         if config.clip_qkv is not None:
             writer.add_clamp_kqv(config.clip_qkv)
-    elif config.model_type in ("nemotron_h", "falcon"):
+    elif config.model_type in ("nemotron_h", "falcon", "gpt2", "gpt_bigcode"):
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    elif config.model_type == "cohere2_moe" and config.rms_norm_eps is None:
+        writer.add_layer_norm_eps(config.layer_norm_eps)
     else:
         writer.add_layer_norm_rms_eps(config.norm_eps if "lfm2" in config.model_type else config.rms_norm_eps)
     if config.model_type == "cohere2":
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type in ("cohere", "cohere2"):
+    if config.model_type in ("cohere", "cohere2", "cohere2_moe"):
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
     if (
@@ -257,6 +274,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         "qwen3_5_moe_text",
     ):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture_of(config) in ("hy_v3", "cohere2moe", "granite_swa", "apertus"):
+        _describe_later(writer, config)
     if architecture_of(config) in HYBRIDS:
         _describe_hybrid(writer, config)
     if architecture_of(config) in STATES:
@@ -272,6 +291,40 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         _describe_gemma4(writer, config)
     if architecture_of(config) in ("deepseek2", *INDEXED):
         _describe_latents(writer, config)
+
+
+def _describe_later(writer: gguf.GGUFWriter, config: Any) -> None:
+    architecture = architecture_of(config)
+    if architecture in ("cohere2moe", "granite_swa"):
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if architecture == "granite_swa":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_rope_freq_base(max(config.layer_rope_theta))
+        writer.add_array("granite_swa.attention.rope_pattern", [theta > 0 for theta in config.layer_rope_theta])
+        if getattr(config, "shared_intermediate_size", 0):
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if architecture in ("hy_v3", "cohere2moe"):
+        dense = config.mlp_layer_types.index("sparse")
+        size = config.moe_intermediate_size if architecture == "hy_v3" else config.intermediate_size
+        writer.add_leading_dense_block_count(dense)
+        writer.add_expert_feed_forward_length(size)
+        writer.add_expert_shared_count(config.num_shared_experts)
+        writer.add_expert_shared_feed_forward_length(size * config.num_shared_experts)
+    if architecture == "hy_v3":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(config.router_scaling_factor)
+    if architecture == "cohere2moe":
+        writer.kv_data[0].pop("cohere2moe.feed_forward_length", None)
+        writer.add_feed_forward_length(config.prefix_dense_intermediate_size or config.intermediate_size)
+        of_softmax = config.expert_selection_fn == "softmax"
+        kinds = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kinds.SOFTMAX if of_softmax else kinds.SIGMOID)
+        writer.add_expert_weights_norm(of_softmax or config.norm_topk_prob)
 
 
 def _kv_heads(config: Any) -> int:
@@ -455,7 +508,7 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
     architecture = architecture_of(model.config)
     permute = architecture in PERMUTED
     # The package that is there may not know DeepSeek V3.2, whose tensors are named as GLM-5's.
-    known = "glm-dsa" if architecture in INDEXED else architecture
+    known = "glm-dsa" if architecture in INDEXED else LATER.get(model.config.model_type, architecture)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     for name, parameter in model.named_parameters():
@@ -473,6 +526,17 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
         if architecture in STATES and (made := _of_states(tensor, name, layer, model.config)):
             found += made
             continue
+        if architecture == "apertus" and ".act_fn." in name:
+            continue
+        if architecture == "granite_swa" and name.endswith("self_attn.sinks"):
+            found.append((f"blk.{layer}.attn_sinks.weight", tensor))
+            continue
+        if architecture == "granite_swa" and "shared_mlp" in name:
+            which = "up" if "input_linear" in name else "down"
+            found.append((f"blk.{layer}.ffn_{which}_shexp.weight", tensor))
+            continue
+        if architecture == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            tensor = tensor.t()  # which the model has `[in, out]`
         if architecture == "gpt-oss" and ".experts." in name:
             found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
             continue
@@ -521,7 +585,8 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
         found.append((ours, tensor))
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
-            found.append((f"blk.{name.split('.')[2]}.exp_probs_b.bias", buffer))
+            suffix = "" if architecture == "hy_v3" else ".bias"
+            found.append((f"blk.{name.split('.')[2]}.exp_probs_b{suffix}", buffer))
         if name.endswith("layer_scalar"):
             found.append((f"blk.{name.split('.')[2]}.layer_output_scale.weight", buffer))
     return found

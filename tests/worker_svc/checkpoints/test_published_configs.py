@@ -90,6 +90,14 @@ FALCON: dict[str, Any] = {
 }
 
 
+GPT_2: dict[str, Any] = {
+    **{"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "initializer_range": 0.02, "vocab_size": 50257},
+    **{"bos_token_id": 50256, "eos_token_id": 50256, "layer_norm_epsilon": 1e-5, "summary_activation": None},
+    **{"summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index"},
+    **{"summary_use_proj": True},
+}
+
+
 def latents(query_rank: int | None, unrotated: int = 128, value: int = 128) -> dict[str, Any]:
     return {
         "attention_bias": False,
@@ -1191,6 +1199,88 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
             sliding_window=512,
         ),
         1.04,
+    ),
+    "Olmo-Hybrid-7B": (  # as it is remembered
+        described(
+            "OlmoHybrid",
+            "olmo_hybrid",
+            **sizes(100352, 3840, 11008, 32, 30, 30, 65536) | {"bos_token_id": None, "eos_token_id": 100257},
+            attention_bias=False,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8,
+            linear_a_log_max=16.0,
+            linear_a_log_min=0.0,
+            linear_allow_neg_eigval=True,
+            linear_conv_kernel_dim=4,
+            linear_dt_init_floor=1e-4,
+            linear_dt_max=0.1,
+            linear_dt_min=0.001,
+            linear_key_head_dim=96,
+            linear_num_key_heads=30,
+            linear_num_value_heads=30,
+            linear_value_head_dim=192,
+            pad_token_id=100277,
+            rms_norm_eps=1e-6,
+            rope_parameters={"rope_theta": None, "rope_type": "default"},
+            tie_word_embeddings=False,
+        ),
+        7.43,
+    ),
+    # Those of GPT-2, StarCoder, GPT-Neo and OPT as they are remembered.
+    "gpt2": (
+        GPT_2
+        | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+        | {"activation_function": "gelu_new", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
+        | {"n_positions": 1024, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}},
+        0.1244,
+    ),
+    "gpt2-medium": (
+        GPT_2
+        | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_special": 0, "predict_special_tokens": True}
+        | {"activation_function": "gelu_new", "n_ctx": 1024, "n_embd": 1024, "n_head": 16, "n_layer": 24}
+        | {"n_positions": 1024, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}},
+        0.3548,
+    ),
+    "tiny-random-gpt2": (
+        GPT_2
+        | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu", "n_embd": 32}
+        | {"hidden_act": "gelu", "intermediate_size": 37, "n_head": 4, "n_inner": None, "n_layer": 5, "n_ctx": 512}
+        | {"n_positions": 512, "vocab_size": 1000, "type_vocab_size": 16, "bos_token_id": 98, "eos_token_id": 98}
+        | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": 98}
+        | {"reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True},
+        0.0001119,
+    ),
+    "starcoder": (
+        GPT_2
+        | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode", "vocab_size": 49152}
+        | {"bos_token_id": 0, "eos_token_id": 0, "activation_function": "gelu", "n_embd": 6144, "n_head": 48}
+        | {"n_inner": 24576, "n_layer": 40, "n_positions": 8192, "multi_query": True, "scale_attn_weights": True}
+        | {"attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True, "inference_runner": 0}
+        | {"max_batch_size": None, "max_sequence_length": None, "pad_key_length": True, "pre_allocate_kv_cache": False}
+        | {"validate_runner_input": True, "torch_dtype": "float32", "use_cache": True},
+        15.5,
+    ),
+    "gpt-neo-1.3B": (
+        without(
+            ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
+            GPT_2
+            | {"architectures": ["GPTNeoForCausalLM"], "model_type": "gpt_neo", "activation_function": "gelu_new"}
+            | {"attention_dropout": 0, "attention_layers": ["global", "local"] * 12, "embed_dropout": 0}
+            | {"attention_types": [[["global", "local"], 12]], "gradient_checkpointing": False, "hidden_size": 2048}
+            | {"intermediate_size": None, "max_position_embeddings": 2048, "num_heads": 16, "num_layers": 24}
+            | {"resid_dropout": 0, "tokenizer_class": "GPT2Tokenizer", "use_cache": True, "window_size": 256},
+        ),
+        1.316,
+    ),
+    "opt-1.3b": (
+        {
+            **{"architectures": ["OPTForCausalLM"], "model_type": "opt", "_remove_final_layer_norm": False},
+            **{"activation_dropout": 0.0, "activation_function": "relu", "attention_dropout": 0.0, "dropout": 0.1},
+            **{"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "prefix": "</s>", "do_layer_norm_before": True},
+            **{"ffn_dim": 8192, "hidden_size": 2048, "word_embed_proj_dim": 2048, "num_attention_heads": 32},
+            **{"num_hidden_layers": 24, "max_position_embeddings": 2048, "vocab_size": 50272, "init_std": 0.02},
+            **{"layerdrop": 0.0, "torch_dtype": "float16", "use_cache": True, "transformers_version": "4.21.0.dev0"},
+        },
+        1.316,
     ),
     # Those of OLMo 1, HunYuan, Pythia, GPT-J, Falcon and Bamba as they are remembered.
     "Apertus-8B-Instruct-2509": (

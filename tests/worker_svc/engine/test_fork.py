@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +14,7 @@ from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.messages import Submit
 from tandem.worker.engine.request import LogprobOptions, Request
 from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import Budget
 from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 
@@ -92,3 +96,30 @@ def test_the_seeds_of_samples_are_a_function_of_seed_and_index():
     assert len({seed for row in seeds for seed in row}) == 3 * 64
     assert all(0 <= seed < 2**64 for row in seeds for seed in row)
     assert sample_seed(1, 1) == seeds[1][1]
+
+
+@pytest.mark.parametrize("seed", [*range(20), 667, 2671, 5459, 5563])
+def test_groups_that_lose_their_pages_at_any_time_count_on(seed: int):
+    """By these last seeds a sample begins with a copy of its leader's page, which the same step copies from another."""
+    draw = random.Random(seed)
+    driver = Driver(pages=draw.randint(8, 20), page_size=4, budget=draw.choice((16, 64)), running=draw.randint(2, 8))
+    scheduler = driver.engine.scheduler
+    expected: dict[int, list[int]] = {}
+    for _ in range(30):
+        if draw.random() < 0.4 and len(expected) < 12:
+            count, prompt = draw.choice((1, 1, 3, 4)), draw.randint(1, 14)
+            first, output = draw.randint(0, 2), draw.randint(1, 10)
+            numbers = range(len(expected), len(expected) + count)
+            priorities = [draw.randint(-2, 2) if number == numbers[0] else 0 for number in numbers]
+            group = [counting_request(number, first, prompt, output, priority=priorities[0]) for number in numbers]
+            expected |= dict.fromkeys(numbers, counted(first, prompt, output))
+            driver.engine.submit(*group)
+        if driver.engine.has_work:
+            driver.step()
+        if draw.random() < 0.1:
+            running = [each for each in scheduler.running if not each.in_flight.pending]
+            if not scheduler._admitted & {each.number for each in running}:
+                for request in running:
+                    scheduler._preempt(request, Budget(64))
+    driver.run()
+    assert {number: driver.output[number] for number in expected} == expected

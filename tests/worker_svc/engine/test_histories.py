@@ -24,22 +24,27 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     DeepseekV3Config,
     FalconH1Config,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
     GlmMoeDsaConfig,
+    GPT2Config,
     GraniteMoeHybridConfig,
     Lfm2MoeConfig,
+    Lfm3Config,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     NemotronHConfig,
+    OlmoHybridConfig,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
 )
 
 from tandem.worker.engine.account import FinishReason
@@ -87,6 +92,10 @@ VARIANTS += [("llama", "float32", "int6"), ("llama", "bfloat16", "int6"), ("late
 VARIANTS += [("head", "float32", "auto"), ("head", "bfloat16", "int8")]
 # Tokens that an indexer chooses, for two layers.
 VARIANTS += [("indexed", "float32", "auto"), ("indexed", "bfloat16", "int8"), ("indexed", "float32", "fp8")]
+# Norms by the kind of layer and betas of up to 2, Mamba-2 beside layers that rotate, a table of positions, convolutions
+# beside windows, and a delta rule beside experts.
+VARIANTS += [("olmo hybrid", "float32", "auto"), ("bamba", "bfloat16", "auto"), ("gpt2", "bfloat16", "auto")]
+VARIANTS += [("lfm3", "bfloat16", "auto"), ("qwen3 next", "bfloat16", "int4"), ("olmo hybrid", "bfloat16", "int8")]
 
 
 TINY: dict[str, Any] = {
@@ -187,7 +196,33 @@ def others() -> dict[str, Any]:
     latents |= TINY | {"num_key_value_heads": 4, "first_k_dense_replace": 1}
     latents |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     latents |= {"n_group": 4, "topk_group": 2}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    deltas: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8}
+    deltas |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
     return {
+        "olmo hybrid": OlmoHybridConfig(**TINY, **deltas, **ids, num_hidden_layers=3),
+        "qwen3 next": Qwen3NextConfig(
+            **TINY,
+            **experts,
+            **deltas,
+            num_hidden_layers=3,
+            head_dim=8,
+            num_experts=4,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=16,
+        ),
+        "lfm3": Lfm3Config(
+            **TINY,
+            num_hidden_layers=4,
+            head_dim=8,
+            sliding_window=20,
+            **ids,
+            layer_types=["conv", "full_attention", "conv", "sliding_attention"],
+        ),
+        "bamba": BambaConfig(**TINY, **mamba, attn_layer_indices=[1], num_logits_to_keep=None),
+        "gpt2": GPT2Config(
+            **ids, n_embd=32, n_head=4, n_layer=2, n_positions=CONTEXT, vocab_size=VOCABULARY, initializer_range=0.3
+        ),
         "latents": DeepseekV3Config(**latents, num_hidden_layers=2),
         "indexed": GlmMoeDsaConfig(
             **latents | {"first_k_dense_replace": 2},

@@ -225,6 +225,12 @@ GPT_J = {
     "activation_function": "gelu_pytorch_tanh",
     **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 96, "rotary_dim": 4},
 }
+_UNNAMED = {"head_dim": None, "num_key_value_heads": None, "hidden_size": None, "intermediate_size": None}
+_UNNAMED |= {"num_hidden_layers": None, "num_attention_heads": None, "rope_parameters": None}
+GPT_2 = _UNNAMED | {"max_position_embeddings": None, "n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 96}
+GPT_NEO = _UNNAMED | {"hidden_size": 48, "num_heads": 6, "num_layers": 3, "window_size": WINDOW}
+GPT_NEO |= {"attention_types": [[["global", "local"], 1], [["global"], 1]]}
+OPT = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None, "rope_parameters": None, "ffn_dim": 80}
 FALCON_7B = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None}
 RAISED = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 100.0, "factor": 1.0}
 HUNYUAN_MOE = {"num_experts": 5, "moe_topk": 2, "intermediate_size": 28, "head_dim": 8, "pad_token_id": 0}
@@ -306,6 +312,12 @@ NEMOTRON_3 = NEMOTRON | {
     "moe_intermediate_size": 28,
     "moe_shared_expert_intermediate_size": 40,
     "routed_scaling_factor": 2.5,
+}
+UNROTATED = {"rope_type": "default", "rope_theta": None}
+OLMO_HYBRID = {
+    **{"head_dim": None, "num_key_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 16},
+    **{"layer_types": ["linear_attention", "full_attention", "linear_attention"], "rope_parameters": UNROTATED},
+    **{"pad_token_id": 0, "linear_num_key_heads": 3, "linear_num_value_heads": 3},
 }
 BAMBA = MAMBA | {"attn_layer_indices": [1], "num_logits_to_keep": None}
 FALCON = MAMBA | {
@@ -754,6 +766,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hybrid_override_pattern": "E*-ME", "moe_latent_size": 20, "moe_shared_expert_intermediate_size": 18}
         | {"mlp_bias": True, "use_bias": True},
     ),
+    "olmo hybrid": ("OlmoHybrid", OLMO_HYBRID),
+    "olmo hybrid, rotated, biases, betas as they are, fewer keys": (
+        "OlmoHybrid",
+        OLMO_HYBRID
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "attention_bias": True}
+        | {"linear_allow_neg_eigval": False, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        | {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, "tie_word_embeddings": True},
+    ),
     "bamba": ("Bamba", BAMBA),
     "bamba, biases, attention in two layers, limits": (
         "Bamba",
@@ -907,6 +927,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("GPTJ", GPT_J),
     "gptj, rotated whole, a size of its own": ("GPTJ", GPT_J | {"rotary_dim": 8, "n_inner": 80}),
+    "gpt2": ("GPT2", GPT_2),
+    "gpt2, a size of its own, scores as they are, another activation, an output of its own": (
+        "GPT2",
+        GPT_2
+        | {"n_inner": 80, "scale_attn_weights": False, "activation_function": "relu"}
+        | {"tie_word_embeddings": False},
+    ),
+    "gpt bigcode": ("GPTBigCode", GPT_2),
+    "gpt bigcode, many heads": ("GPTBigCode", GPT_2 | {"multi_query": False, "n_inner": 80}),
+    "gpt neo": ("GPTNeo", GPT_NEO),
+    "gpt neo, windows everywhere, a size of its own": (
+        "GPTNeo",
+        GPT_NEO | {"attention_types": [[["local"], 3]], "intermediate_size": 80, "activation_function": "gelu"},
+    ),
+    "opt": ("OPT", OPT),
+    "opt without biases, an output of its own": (
+        "OPT",
+        OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False},
+    ),
     "falcon": ("Falcon", FALCON_7B),
     "falcon, newer, a norm each, biases": (
         "Falcon",
@@ -1007,6 +1046,8 @@ GGUF += ["solar open", "granite moe shared", "stablelm", "stablelm with biases, 
 GGUF += ["olmo", "hunyuan", "hunyuan, theta that is raised, a table for both", "hunyuan moe"]
 GGUF += ["gpt neox", "falcon", "falcon, newer, a norm each", "falcon, newer, one norm, a size of its own"]
 GGUF += ["jais 2", "trinity"]
+GGUF += ["gpt2", "gpt bigcode", "apertus", "hunyuan 3", "cohere2 moe", "granite swa", "granite moe swa"]
+GGUF += ["cohere2 moe, sigmoids, RMS norms, two shared that are averaged, dense layers of another size"]
 GGUF += ["phi 2", "nemotron", "nemotron with biases, a table for both", "exaone, a table for both"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -1015,6 +1056,8 @@ GRANTED: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"query_pre_attn_scalar": 12, "num_hidden_layers": 7, "layer_types": None},
     "GptOss": {"swiglu_limit": 7.0},
     "Glm4Moe": {"n_group": 1, "topk_group": 1},
+    "Cohere2Moe": {"attention_bias": False},
+    "Apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
     "DeepseekV2": {"attention_bias": False},
     "DeepseekV3": {
         "attention_bias": False,
@@ -1077,6 +1120,7 @@ COMPANY += [
 ]
 COMPANY += ["olmo, queries, keys and values that are limited, biases", "hunyuan", "hunyuan moe"]
 COMPANY += ["apertus", "bamba", "gpt neox", "gptj", "falcon", "falcon, newer, a norm each, biases"]
+COMPANY += ["olmo hybrid", "gpt2", "gpt bigcode", "gpt neo", "opt"]
 COMPANY += ["cohere2 moe", "lfm3", "trinity", "hunyuan 3", "jais 2", "sarvam moe", "sarvam mla"]
 COMPANY += ["granite swa", "granite moe swa", "vaultgemma"]
 COMPANY += ["exaone moe", "mellum", "phi 2", "nemotron with biases, a table for both", "hyperclovax"]
@@ -1095,6 +1139,10 @@ NEW = [
     "Apertus",
     "GPTNeoX",
     "GPTJ",
+    "GPT2",
+    "GPTBigCode",
+    "GPTNeo",
+    "OPT",
     "Falcon",
     "HunYuanDenseV1",
     "HunYuanMoEV1",
@@ -1131,6 +1179,7 @@ NEW = [
     "NemotronH",
     "FalconH1",
     "Bamba",
+    "OlmoHybrid",
     "Glm",
     "Ernie4_5_Moe",
     "Exaone4",
@@ -1225,7 +1274,7 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
     cache, pages = new_cache(ours, 80), list(range(5))
     states = new_states(ours, cache)
     logits = step(ours, cache, [(answer, 0, pages)], states=states)
-    for _ in range(24):  # past the window
+    for _ in range(64):  # past the window
         answer.append(int(logits[-1].argmax()))
         logits = step(ours, cache, [(answer[-1:], len(answer) - 1, pages)], states=states)
     with torch.inference_mode():  # what it would have chosen behind each token, in one pass instead of one for each

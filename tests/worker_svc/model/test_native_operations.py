@@ -387,12 +387,16 @@ STATES = {
         **{"layers": (0, 1, 2), "heads": 6, "head_dim": 24, "groups": 2, "state_size": 16, "kernel": 4, "norm": "none"},
         **{"multipliers": (1.5, 0.5, 0.7, 0.9, 1.25), "output_multiplier": 0.5, "beside_attention": True},
     ),
+    "a gated delta rule by matrices apart, betas doubled, norms after attention": DeltaNet(
+        *((0, 1), 4, 4, 8, 16, 4), beta_multiplier=2.0, norm_eps=1e-3, apart=True
+    ),
 }
+AFTER_ATTENTION = {"norm_placement": "after_attention", "qk_norm": "whole"}
 BESIDE = {"mixing_multiplier": 0.75, "gate_multiplier": 1.5, "feed_forward_multiplier": 0.5}
 
 
 ODD = 44  # an intermediate size that the call does not serve
-_KIND_OF = [*zip(STATES, (*KINDS, KINDS[1]), strict=True), ("a convolution", None)]
+_KIND_OF = [*zip(STATES, (*KINDS, KINDS[1], None), strict=True), ("a convolution", None)]
 
 
 @pytest.mark.parametrize(
@@ -402,7 +406,8 @@ def test_a_layer_with_a_state_in_one_call_has_the_bits_of_one_in_pieces(
     name: str, kind: Quantization | None, inner: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = BESIDE if isinstance(states_of := STATES[name], Mamba) and states_of.beside_attention else {}
-    config = replace(llama("tiny", 128), num_layers=3, recurrence=states_of, **beside)
+    others = AFTER_ATTENTION if isinstance(states_of, DeltaNet) and states_of.apart else beside
+    config = replace(llama("tiny", 128), num_layers=3, recurrence=states_of, **others)
     config = replace(config, intermediate_size=inner or config.intermediate_size)
     checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)
     model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)

@@ -15,7 +15,7 @@ from tandem.common.settings import ServiceSettings, Strings
 from tandem.tokenizer.formats.tiktoken_ranks import RankSettings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
-_TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json", "tekken.json"}
+_TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json"}
 
 
 class TokenizerSettings(ServiceSettings):

@@ -6,7 +6,7 @@ import gc
 from pathlib import Path
 
 from tandem.common.gguf import are_parts
-from tandem.tokenizer.formats import gguf_file, hf_json, sentencepiece_model, tekken, tiktoken_ranks
+from tandem.tokenizer.formats import gguf_file, hf_json, sentencepiece_model, tekken, tiktoken_ranks, vocab_merges
 from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.sidecar import read_json_object, read_sidecar
 from tandem.tokenizer.formats.tiktoken_ranks import RankSettings
@@ -16,7 +16,10 @@ __all__ = ["FormatError", "RankSettings", "load_tokenizer"]
 
 _MAX_BYTES = 256 * 1024 * 1024
 _KNOWN_NAMES = ("tokenizer.model", "tokenizer.json", "tekken.json")
-_EXPECTED = "expected a SentencePiece model, a tiktoken rank file, a tokenizer.json, a tekken.json or a GGUF file"
+_OLDER = f"{vocab_merges.NAME} with {vocab_merges.MERGES}"
+_EXPECTED = (
+    f"expected a SentencePiece model, a tiktoken rank file, a tokenizer.json, a tekken.json, a {_OLDER} or a GGUF file"
+)
 
 
 def load_tokenizer(path: Path | str, *, llama3_version: str = "auto", ranks: RankSettings | None = None) -> Tokenizer:
@@ -54,6 +57,8 @@ def _load(file: Path, llama3_version: str, ranks: RankSettings | None) -> Tokeni
         content = read_json_object(file)
         if tekken.is_tekken(content):
             return tekken.load(file, content, sidecar)
+        if vocab_merges.is_vocabulary(file):
+            return vocab_merges.load(file, content, sidecar)
         return hf_json.load(file, content, sidecar)
     if tiktoken_ranks.is_tiktoken_ranks(data[:4096]):
         return tiktoken_ranks.load(file, data, sidecar, llama3_version, ranks or RankSettings())
@@ -76,12 +81,16 @@ def _find(path: Path) -> Path:
         for name in _KNOWN_NAMES:
             if (path / name).is_file():
                 return path / name
+        if vocab_merges.is_vocabulary(path / vocab_merges.NAME):
+            return path / vocab_merges.NAME
         found = sorted(path.glob("*.gguf"))
         if len(found) == 1 or are_parts([file.name for file in found]):
             return found[0]
         if found:
             raise FormatError(path, f"the folder has {len(found)} GGUF files; name one of them")
-        raise FormatError(path, f"the folder has no tokenizer file ({', '.join(_KNOWN_NAMES)} or a GGUF file)")
+        raise FormatError(
+            path, f"the folder has no tokenizer file ({', '.join(_KNOWN_NAMES)}, {_OLDER} or a GGUF file)"
+        )
     if not path.exists():
         raise FormatError(path, "does not exist")
     if not path.is_file():

@@ -46,6 +46,7 @@ TOP_NAMES = {
     "norm": "output_norm.weight",
     "norm_bias": "output_norm.bias",
     "output_bias": "output.bias",
+    "positions": "position_embd.weight",
     "per_layer.embedding": "per_layer_token_embd.weight",
     "per_layer.projection": "per_layer_model_proj.weight",
     "per_layer.norm": "per_layer_proj_norm.weight",
@@ -86,8 +87,10 @@ class GgufArchitecture:
     divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
     norm_eps: str = "attention.layer_norm_rms_epsilon"  # which key says it
     norm_eps_else: str = ""  # and which one does where that is not there
+    norm_by_eps: bool = False  # norms are layer norms where that one does
     full_every: int = 0  # layers whose number is a multiple of it have no window; 0: no windows, or all have one
     window: int = 0  # where the file does not say it
+    with_experts: str = ""  # what a file with experts is, which need not have them: the name of the architecture
     sharing: str = ""  # what a file with a shared expert is, which need not have one: the name of the architecture
     windowed: str = ""  # what a file with a window is, which need not have one: the name of the architecture
     window_rope: float | None = None  # theta of layers with a window, which rotate without scaling; 0: as the others
@@ -163,6 +166,13 @@ _LFM2: Mapping[str, Any] = {
     "folded": True,
     "layer_names": LAYER_NAMES | states.LFM2_NAMES | {"router_bias": "exp_probs_b.bias"},
     "further": states.lfm2,
+}
+_GPT_2: Mapping[str, Any] = {
+    "norm_eps": "attention.layer_norm_epsilon",
+    "layer_names": LAYER_NAMES | FUSED | FUSED_BIASES | _MLP_BIASES,
+    "unrotated_every": 1,
+    "further": further.learned_positions,
+    "always": {"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
 }
 ARCHITECTURES = {
     "llama": GgufArchitecture("llama", permuted=True, divisors=True, layer_names=LAYER_NAMES | _MLP_BIASES),
@@ -370,6 +380,8 @@ ARCHITECTURES = {
         further=further.gpt_neox,
         always={"activation": "gelu", "gated": False, "norm": "layer", "norm_bias": True},
     ),
+    "gpt2": GgufArchitecture("gpt2", **_GPT_2),
+    "starcoder": GgufArchitecture("gpt_bigcode", **_GPT_2),
     "falcon": GgufArchitecture(
         "falcon",
         norm_eps="attention.layer_norm_epsilon",
@@ -395,6 +407,41 @@ ARCHITECTURES = {
         always={"activation": "relu2", "gated": False, "norm": "layer", "norm_bias": True},
     ),
     "exaone": GgufArchitecture("exaone", divisors=True),
+    "cohere2moe": GgufArchitecture(
+        "cohere2_moe",
+        permuted=True,
+        norm_eps_else="attention.layer_norm_epsilon",
+        norm_by_eps=True,
+        full_every=4,
+        logit_scale_divides=False,
+        layer_names=LAYER_NAMES | _SHARED,
+        experts=GgufExperts(normalized=None, shared="count", may_share=True, scaled=True, dense_first=True),
+        further=further.cohere2_moe,
+        always={"parallel": True},
+    ),
+    "hy_v3": GgufArchitecture(
+        "hy_v3",
+        qk_norm="head",
+        layer_names=LAYER_NAMES | _SHARED | {"router_bias": "exp_probs_b"},
+        experts=GgufExperts(normalized=None, shared="size", scaled=True, dense_first=True, always=_SIGMOID),
+        drafting_layers=True,
+    ),
+    "granite_swa": GgufArchitecture(
+        "granite_swa",
+        permuted=True,
+        full_every=4,
+        with_experts="granitemoe_swa",
+        layer_names=LAYER_NAMES
+        | _MLP_BIASES
+        | {"attention.sinks": "attn_sinks.weight", "shared.down": "ffn_down_shexp.weight"}
+        | dict.fromkeys(("shared.gate", "shared.up"), "ffn_up_shexp.weight"),
+        experts=GgufExperts(shared="size", may_share=True),
+        further=further.granite_swa,
+        always={"sinks": True},
+    ),
+    "apertus": GgufArchitecture(
+        "apertus", qk_norm="head", divisors=True, always={"activation": "xielu", "gated": False}
+    ),
     "cohere2": GgufArchitecture(
         "cohere2",
         permuted=True,

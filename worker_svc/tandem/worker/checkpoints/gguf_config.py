@@ -132,6 +132,8 @@ def read_config(
     experts = _experts(fields, architecture.experts, layers)
     if experts is not None and kind == "llama":
         name = "mixtral"
+    if experts is not None and architecture.with_experts:
+        name = architecture.with_experts
     if experts is not None and experts.shared_size and architecture.sharing:
         name = architecture.sharing
     config = build(
@@ -178,6 +180,7 @@ def read_config(
         unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= LIMITS["num_layers"] else (),
         experts=experts,
         **architecture.always,
+        **({"norm": "rms" if eps == architecture.norm_eps else "layer"} if architecture.norm_by_eps else {}),
     )
     if architecture.further is not None:
         keys = KEYS | {"full_heads.head_dim": "attention.key_length", "shared_layers": "attention.shared_kv_layers"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, rules
+from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
 
 # `quantize.` and `mradermacher.`: how the file was made, and by whom.
 NEUTRAL_FAMILIES = ("general.", "tokenizer.", "split.", "quantize.", "mradermacher.")
@@ -20,6 +21,8 @@ SAMPLING = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
+# Constants of xIELU, one for each layer or one for all, which other files have as tensors.
+XIELU_KEYS = {name: f"xielu.{name}" for name in XIELU_CONSTANTS}
 _GENERAL: Table = (
     rules(USED, "general.architecture general.alignment", *SAMPLING.values())
     | rules(NEUTRAL, "general.sampling.xtc_threshold general.sampling.mirostat_tau general.sampling.mirostat_eta")
@@ -137,6 +140,19 @@ _MORE: Mapping[str, Table] = {
     "gptneox": _LAYER_NORM | rules(USED, "use_parallel_residual"),
     "falcon": _LAYER_NORM | {"tensor_data_layout": Only(("jploski",))},  # q, k and v below each other
     "jais2": _LAYER_NORM,
+    "cohere2moe": _WINDOWS
+    | rules(USED, "attention.layer_norm_epsilon logit_scale leading_dense_block_count expert_weights_norm")
+    | rules(USED, "expert_shared_count expert_weights_scale expert_gating_func")
+    | rules(NEUTRAL, "expert_shared_feed_forward_length"),
+    "hy_v3": _EXPERTS
+    | rules(USED, "expert_shared_feed_forward_length leading_dense_block_count nextn_predict_layers")
+    | rules(USED, "expert_weights_scale expert_weights_norm")
+    | rules(NEUTRAL, "expert_shared_count"),
+    "granite_swa": _WINDOWS
+    | rules(USED, "embedding_scale residual_scale attention.scale logit_scale attention.rope_pattern")
+    | rules(USED, "expert_shared_feed_forward_length"),
+    "gpt2": _LAYER_NORM,
+    "starcoder": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,
     "granitemoe": _GRANITE | rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((0,))},
@@ -154,7 +170,8 @@ _MORE: Mapping[str, Table] = {
 
 def known_keys(architecture: str) -> Table:
     """Returns the known keys of a file of this `general.architecture`."""
-    return _GENERAL | {f"{architecture}.{key}": rule for key, rule in (_MODEL | _MORE.get(architecture, {})).items()}
+    own = {f"{architecture}.{key}": rule for key, rule in (_MODEL | _MORE.get(architecture, {})).items()}
+    return _GENERAL | own | (dict.fromkeys(XIELU_KEYS.values(), USED) if architecture == "apertus" else {})
 
 
 def is_said(architecture: str, key: str, value: object) -> bool:

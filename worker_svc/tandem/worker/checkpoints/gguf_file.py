@@ -11,6 +11,7 @@ What differs from other formats:
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,10 @@ class GgufCheckpoint:
         self._drop_shared(stored)
         self._layout = GgufLayout(self.config, self._architecture, stored, layers if head else 0)
         match_tensors(path, self._layout.shapes, stored)
+        self._numbers = {
+            name: _number(path, files.metadata, key, layer, layers)
+            for name, (key, layer) in self._layout.numbers.items()
+        }
         self.dtype = main_dtype(stored.values())
         self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
@@ -97,6 +102,9 @@ class GgufCheckpoint:
         for name, shape in self.config.tensor_shapes().items():
             if name in layout.pieces:
                 yield from self._piece(name, layout.pieces[name])
+                continue
+            if name in self._numbers:
+                yield name, torch.tensor([self._numbers[name]], dtype=torch.float32)
                 continue
             place = layout.places[name]
             tensor = self._view(place.stored, place.expert)
@@ -210,6 +218,18 @@ class GgufCheckpoint:
         view = self._view(name)
         assert isinstance(view, torch.Tensor)
         return tuple(view.tolist())
+
+
+def _number(path: Path, metadata: Mapping[str, Any], key: str, layer: int, layers: int) -> float:
+    """Returns a layer's number of a key that has one for each, or one for all."""
+    value = metadata.get(key)
+    if isinstance(value, array | list):
+        if len(value) != layers:
+            raise CheckpointError(f"{path}: {key} must be one number, or one for each of {layers} layers")
+        value = value[layer]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise CheckpointError(f"{path}: {key} must be one number, or one for each of {layers} layers")
+    return float(value)
 
 
 def _block(name: str) -> int:

@@ -217,6 +217,46 @@ def falcon(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any
     return {"parallel_norms": "blk.0.attn_norm_2.weight" in facts.shapes}
 
 
+def cohere2_moe(fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
+    """Returns which layers do not rotate: those without a window that have experts. What the shared expert gives is
+    averaged with what the others do; a router without a number for its kind is by sigmoids."""
+    experts = config.experts
+    if experts is None:
+        raise fields.error("expert_count", "is missing, without which this architecture is not served")
+    kind, share = fields.integer("expert_gating_func", 2), 0.5 if experts.shared_size else 1.0
+    if kind not in (1, 2):
+        raise fields.error(
+            "expert_gating_func", f"is {kind}, which is not served; served are 1 (softmax) and 2 (sigmoid)"
+        )
+    return {
+        "unrotated_layers": tuple(
+            layer
+            for layer in range(config.num_layers)
+            if not (config.windows and config.windows[layer]) and layer not in experts.dense_layers
+        ),
+        "experts": replace(
+            experts,
+            score="softmax" if kind == 1 else "sigmoid",
+            scale=experts.scale * share,
+            shared_multiplier=share,
+        ),
+    }
+
+
+def granite_swa(fields: Fields, config: ModelConfig, _facts: Facts) -> dict[str, Any]:
+    """Returns which layers do not rotate: those that a list says, or none."""
+    pattern = fields.values.get("attention.rope_pattern", 1)
+    pattern = pattern if isinstance(pattern, list) else [pattern] * config.num_layers  # one for all that are equal
+    if len(pattern) != config.num_layers or any(one not in (0, 1) for one in pattern):
+        raise fields.error("attention.rope_pattern", f"must be true or false for each of {config.num_layers} layers")
+    return {"unrotated_layers": tuple(layer for layer, rotates in enumerate(pattern) if not rotates)}
+
+
+def learned_positions(_fields: Fields, config: ModelConfig, facts: Facts) -> dict[str, Any]:
+    """Returns how many positions have a row in the table of them."""
+    return {"learned_positions": facts.shapes.get("position_embd.weight", (config.context_length,))[0]}
+
+
 def stablelm(_fields: Fields, _config: ModelConfig, facts: Facts) -> dict[str, Any]:
     """Returns whether a layer's parts are side by side: they have one norm then."""
     return {"parallel": "blk.0.ffn_norm.weight" not in facts.shapes}

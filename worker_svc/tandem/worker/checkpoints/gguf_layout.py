@@ -19,6 +19,7 @@ from tandem.worker.checkpoints.gguf_architectures import (
     TOP_NAMES,
     GgufArchitecture,
 )
+from tandem.worker.checkpoints.gguf_fields import XIELU_KEYS
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
 from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
 from tandem.worker.checkpoints.gguf_states import mamba_pieces
@@ -52,7 +53,13 @@ class GgufLayout:
             self.pieces = gguf_pieces(config, stored, first)
         elif isinstance(config.recurrence, Mamba):
             self.pieces = mamba_pieces(config)
-        others = {name: shape for name, shape in config.tensor_shapes().items() if name not in self.pieces}
+        # Tensors of one number that are keys, each with the key and its layer.
+        self.numbers: dict[str, tuple[str, int]] = {}
+        if config.activation == "xielu":
+            for layer in range(config.num_layers):
+                self.numbers |= {f"layers.{layer}.mlp.{name}": (key, layer) for name, key in XIELU_KEYS.items()}
+        elsewhere = self.pieces.keys() | self.numbers.keys()
+        others = {name: shape for name, shape in config.tensor_shapes().items() if name not in elsewhere}
         self.places: dict[str, Place]
         self.shapes: dict[str, tuple[int, ...]]
         if any(name.endswith(BOTH) for name in stored):

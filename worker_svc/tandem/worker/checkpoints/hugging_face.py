@@ -58,7 +58,9 @@ _log = logging.getLogger(__name__)
 _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
 # Tables that older exports carry, which we compute: RoPE's, and which tokens a token sees.
-_IGNORED = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias|\d+\.attention\.(masked_)?bias)")
+_IGNORED = re.compile(
+    r"(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(attention\.)?(masked_)?bias|\d+\.attention\.(masked_)?bias)"
+)
 _DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -104,13 +106,17 @@ class HuggingFaceCheckpoint:
             ours = {name: self._names[theirs] for name, theirs in own.items()}
             self._names |= ours
         else:
-            if wrapper is not None or self._architecture.hybrid or self._architecture.renamed:
-                every = {theirs: self._architecture.our_name(theirs) for theirs in self._names}
+            known = self._architecture
+            if wrapper is not None or known.hybrid or known.renamed or known.own_norm_names:
+                every = {theirs: known.our_name(theirs) for theirs in self._names}
                 self._names = {name: self._names[theirs] for theirs, name in every.items() if name is not None}
             ours = self._names
         stored = {name: _stored(self._files[theirs], theirs) for name, theirs in ours.items()}
         if wrapper is not None:
             self._architecture = with_stored_experts(self._architecture, config, stored)
+        self._joined: dict[str, tuple[str, ...]] = {}  # of several tensors of the files, below each other
+        for one, parts in self._architecture.joined.items():
+            self._join(one, parts, stored)
         self._embedding = EMBEDDING
         own_tables = self._drop_copies(stored) if head else ()
         usually_tied = self._architecture.tied or (wrapper is not None and wrapper.tied and OUTPUT not in stored)
@@ -155,6 +161,7 @@ class HuggingFaceCheckpoint:
             self._unpack(scheme, shapes, stored)
         if transposed:  # those that are not quantized
             shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
+        shapes |= {name: shape[::-1] for name, shape in shapes.items() if name.endswith(self._architecture.transposed)}
         shapes |= rows_of_one(self._architecture, shapes)
         match_tensors(path, shapes, stored)
         self.dtype = main_dtype(stored.values())
@@ -185,7 +192,7 @@ class HuggingFaceCheckpoint:
                 release_mapped(mapped)
             elif self._architecture.router_bias_row and name.endswith("router_bias"):
                 source = self._read(place)[0]
-            elif self._architecture.transposed_experts and place.expert is not None:
+            elif self._is_transposed(place):
                 source = self._copy = self._transposed(place)
             else:
                 source = self._read(place)
@@ -226,6 +233,18 @@ class HuggingFaceCheckpoint:
         if self._head_layer is not None:
             return stored_name(self._architecture, self._head_layer, name)
         return (self._embedding, None) if name == "embedding" else self._architecture.stored_name(name)
+
+    def _join(self, whole: str, parts: tuple[str, ...], stored: dict[str, StoredTensor]) -> None:
+        """Makes one of tensors whose names end with these parts, however its rows are divided among them."""
+        for first in [name for name in stored if name.endswith(parts[0])]:
+            names = tuple(first.removesuffix(parts[0]) + part for part in parts)
+            shapes = [stored[name].shape for name in names if name in stored]
+            if len(shapes) == len(parts) and len({shape[1:] for shape in shapes}) == 1 and all(shapes):
+                made, dtype = first.removesuffix(parts[0]) + whole, stored[first].dtype
+                stored[made] = StoredTensor((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype)
+                self._joined[made] = names
+                for name in names:
+                    del stored[name]
 
     def _drop_copies(self, stored: dict[str, StoredTensor]) -> tuple[Table, ...]:
         """Leaves out embedding and output of a head that are the model's; returns which are not."""
@@ -312,6 +331,9 @@ class HuggingFaceCheckpoint:
 
     def _read(self, place: Place) -> torch.Tensor:
         stored_name = place.stored
+        if stored_name in self._joined:
+            whole = self._copy = torch.cat([self._read(Place(name)) for name in self._joined[stored_name]])
+            return whole if place.rows is None else whole[place.rows]
         name = self._names.get(stored_name, stored_name)
         try:
             tensor: torch.Tensor = self._files[name].get_tensor(name)
@@ -335,8 +357,13 @@ class HuggingFaceCheckpoint:
             release_mapped(mapped)
         return taken
 
+    def _is_transposed(self, place: Place) -> bool:
+        if place.expert is not None:
+            return self._architecture.transposed_experts
+        return place.stored.endswith(self._architecture.transposed)
+
     def _transposed(self, place: Place) -> torch.Tensor:
-        """Copies an expert's matrix, which is stored `[in, out]`, or its bias."""
+        """Copies a matrix that is stored `[in, out]`, or the bias of an expert that has such."""
         mapped = self._read(Place(place.stored, place.expert))
         rows = mapped.t() if mapped.dim() == 2 else mapped
         copy = rows[place.rows or slice(None)].clone(memory_format=torch.contiguous_format)

@@ -277,6 +277,8 @@ def _by_layer(config: Fields, rope: Fields, theta: float) -> tuple[Fields, float
 
 def _unrotated(config: Fields, architecture: Architecture, layers: int, windows: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the layers whose queries and keys are not rotated."""
+    if architecture.unrotated:
+        return tuple(range(min(layers, LIMITS["num_layers"])))
     if architecture.rotated_without and not windows:
         return ()
     if architecture.rotated_windows:

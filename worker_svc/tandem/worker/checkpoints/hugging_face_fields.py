@@ -155,6 +155,21 @@ _HUNYUAN = (
     | rules(Only((True,)), "use_qk_norm use_rotary_pos_emb")
 )
 
+_NO_ROPE = rules(Only(), "rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+_SUMMARY = rules(
+    NEUTRAL, "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
+)
+_OF_OTHERS = rules(NEUTRAL, "type_vocab_size embed_dim")  # what models that are made for tests say
+_GPT_2 = (
+    rules(USED, "n_embd n_head n_layer n_positions n_inner activation_function layer_norm_epsilon scale_attn_weights")
+    # the size of feed-forward parts is n_inner, the activation activation_function, whatever these say
+    | rules(NEUTRAL, "n_ctx n_special predict_special_tokens output_past _num_labels hidden_act intermediate_size")
+    | _SUMMARY
+    | _OF_OTHERS
+    | _NO_ROPE
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types")
+)
+
 # By our name of the architecture.
 CONFIG: Mapping[str, Table] = {
     "llama": _DENSE
@@ -198,7 +213,9 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias layer_norm_eps logit_scale sliding_window sliding_window_pattern mlp_layer_types")
     | rules(USED, "first_k_dense_replace prefix_dense_sliding_window_pattern prefix_dense_intermediate_size")
     | rules(USED, "num_experts num_experts_per_tok norm_topk_prob expert_selection_fn num_shared_experts")
-    | rules(USED, "shared_expert_combination_strategy"),
+    | rules(USED, "shared_expert_combination_strategy")
+    # transformers looks at rope_parameters alone
+    | {"rope_scaling": Only()},
     "hy_v3": _CONFIG
     | rules(USED, "attention_bias mlp_bias mlp_layer_types num_experts num_local_experts num_shared_experts")
     | rules(USED, "router_scaling_factor moe_intermediate_size num_experts_per_tok num_nextn_predict_layers")
@@ -371,6 +388,11 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "time_step_min time_step_max time_step_floor time_step_rank")
     | _MAMBA
     | {"mamba_proj_bias": Only((False,)), "layer_types": Only(), "attn_layer_indices": Only()},
+    "olmo_hybrid": _CONFIG
+    | rules(USED, "attention_bias linear_num_key_heads linear_num_value_heads linear_key_head_dim")
+    | rules(USED, "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval")
+    | rules(NEUTRAL, "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor")
+    | {"head_dim": Only()},
     "olmo2": _DENSE | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _DENSE | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
@@ -453,6 +475,28 @@ CONFIG: Mapping[str, Table] = {
     | rules(Only(), "hidden_act rms_norm_eps head_dim num_key_value_heads intermediate_size mlp_bias layer_types")
     | rules(Only(), "rope_theta rope_scaling rope_parameters original_max_position_embeddings")
     | rules(Only((True,)), "rotary scale_attn_weights"),
+    "gpt2": _CONFIG | _GPT_2 | {"reorder_and_upcast_attn": NEUTRAL, "scale_attn_by_inverse_layer_idx": Only((False,))},
+    "gpt_bigcode": _CONFIG
+    | _GPT_2
+    | {"multi_query": USED, "num_key_value_heads": NEUTRAL}  # which the former says
+    | rules(NEUTRAL, "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner")
+    | rules(NEUTRAL, "max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input"),
+    "gpt_neo": _CONFIG
+    | rules(USED, "num_heads num_layers attention_types attention_layers window_size activation_function")
+    | rules(USED, "layer_norm_epsilon")
+    | rules(NEUTRAL, "embed_dropout resid_dropout hidden_act")
+    | _SUMMARY
+    | _OF_OTHERS
+    | _NO_ROPE
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types"),
+    "opt": _CONFIG
+    | rules(USED, "ffn_dim activation_function enable_bias do_layer_norm_before word_embed_proj_dim")
+    | rules(NEUTRAL, "dropout activation_dropout layerdrop init_std output_projection hidden_act intermediate_size")
+    | _OF_OTHERS
+    | _NO_ROPE
+    | {"learned_embeddings": Only((True,)), "scale_embeddings": Only((False,))}  # which Galactica's files say
+    | {"_remove_final_layer_norm": Only((False,)), "layer_norm_elementwise_affine": Only((True,))}
+    | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types"),
     "falcon": _CONFIG
     | rules(
         USED, "num_kv_heads ffn_hidden_size activation bias layer_norm_epsilon new_decoder_architecture multi_query"

@@ -18,17 +18,13 @@ import torch
 from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
+from tandem.worker.checkpoints.hugging_face_delta_net import KEYS as DELTA_NET_KEYS
 from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba
 from tandem.worker.checkpoints.row_order import partial_order
 
-KEYS = {
-    "delta_net.key_heads": "linear_num_key_heads",
-    "delta_net.value_heads": "linear_num_value_heads",
-    "delta_net.key_dim": "linear_key_head_dim",
-    "delta_net.value_dim": "linear_value_head_dim",
-    "delta_net.kernel": "linear_conv_kernel_dim",
+KEYS = DELTA_NET_KEYS | {
     "experts.count": "num_experts",
     "experts.per_token": "num_experts_per_tok",
     "experts.intermediate_size": "moe_intermediate_size",
@@ -151,8 +147,13 @@ def pieces(architecture: Architecture, config: ModelConfig, stored: Container[st
 
 def state_pieces(architecture: Architecture, config: ModelConfig) -> dict[str, Piece]:
     """Returns the pieces, by canonical name, of layers with states where nothing else is not as it is: the filters of
-    convolutions, stored `[channels, 1, kernel]`, and the parts of Mamba's inputs, stored as z, channels and dt."""
+    convolutions, stored `[channels, 1, kernel]`, the parts of Mamba's inputs, stored as z, channels and dt, and what is
+    called otherwise in such layers."""
     found: dict[str, Piece] = {}
+    for layer in config.recurrence.layers if config.recurrence is not None else ():
+        for part, stored in architecture.state_names.items():
+            name = f"layers.{layer}.{part}"
+            found[name] = Piece(f"model.layers.{layer}.{stored}", (config.hidden_size,))
     for name, shape in config.tensor_shapes().items():
         if name.endswith(".filter"):
             whole: tuple[int, ...] = (shape[0], 1, shape[1])

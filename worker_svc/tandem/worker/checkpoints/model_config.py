@@ -71,7 +71,9 @@ class ModelConfig:
     # behind: by head, once they are rotated
     qk_norm: Literal["head", "whole", "unit", "behind"] | None = None
     qkv_limit: float = 0.0  # of the size of numbers in q, k and v, behind their norms; 0: none
-    norm_placement: Literal["before", "after", "both"] = "before"  # of a layer's parts: what goes in, or comes out
+    # Of a layer's parts: what goes in, or comes out; after_attention: what comes out in layers with attention, and what
+    # goes in where there are states.
+    norm_placement: Literal["before", "after", "both", "after_attention"] = "before"
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
     attention_multiplier: float | None = None  # of queries times keys; None: one over the root of head_dim
@@ -83,6 +85,8 @@ class ModelConfig:
     window_rope_theta: float | None = None  # layers with a window rotate by it, without scaling
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
     query_growth: QueryGrowth | None = None
+    learned_positions: int = 0  # rows of a table of which one is added to a token's vector; 0: there is none
+    position_offset: int = 0  # the row of the first position
     full_heads: KVHeads | None = None  # of layers without a window; None: as those of all
     values_are_keys: bool = False  # layers without a window project no values: these are the keys before all else
     value_norm: bool = False  # values are normalized by head, without weights
@@ -170,16 +174,20 @@ class ModelConfig:
                 raise ConfigError("recurrence.layers", "leave no layer that has attention; one at least must have it")
             if self.norm_placement == "after" or self.parallel or self.norm != "rms":
                 raise ConfigError("recurrence", "is served with RMS norms before a layer's parts, or around them")
-            if self.norm_placement == "both" and self.beside_attention:
+            if self.norm_placement != "before" and self.beside_attention:
                 raise ConfigError("norm_placement", "must be before where attention is beside a state")
             if set(self.recurrence.layers) & set(self.feed_forward_alone or ()):
                 raise ConfigError("feed_forward_alone", "has layers that have states")
+        elif self.norm_placement == "after_attention":
+            raise ConfigError("norm_placement", "is that of models whose other layers have states")
         if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
             raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
         if self.indexer is not None:
             self._check_indexer(self.indexer)
         if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
             raise ConfigError("feed_forward_alone", "is served with norms before a layer's parts alone")
+        if self.learned_positions:
+            self._check_positions()
         if self.windows and len(self.windows) != self.num_layers:
             raise ConfigError("windows", f"are {len(self.windows)} for {self.num_layers} layers")
         for window in self.windows:
@@ -203,6 +211,15 @@ class ModelConfig:
             raise ConfigError("indexer.size", problem)
         if indexer.layers[-1] >= self.num_layers:
             raise ConfigError("indexer.layers", f"has layer {indexer.layers[-1]}, but there are {self.num_layers}")
+
+    def _check_positions(self) -> None:
+        require_size("learned_positions", self.learned_positions, LIMITS["context_length"])
+        most = self.learned_positions - self.position_offset
+        if not 0 <= self.position_offset < self.learned_positions:
+            raise ConfigError("position_offset", f"must be from 0 to {self.learned_positions - 1}")
+        if self.context_length > most:
+            problem = f"is {self.context_length}, but the model has learned {most} positions, where its context ends"
+            raise ConfigError("context_length", problem)
 
     @property
     def rotated(self) -> int:
@@ -276,6 +293,12 @@ class ModelConfig:
     def mixes(self, layer: int) -> bool:
         """Tells whether a layer has attention or a state."""
         return layer not in (self.feed_forward_alone or ())
+
+    def placement(self, layer: int) -> Literal["before", "after", "both"]:
+        """Returns where the norms of a layer stand."""
+        if self.norm_placement != "after_attention":
+            return self.norm_placement
+        return "after" if layer in self.attention_layers else "before"
 
     def feeds(self, layer: int) -> bool:
         """Tells whether a layer has a feed-forward part."""
@@ -406,6 +429,8 @@ class ModelConfig:
             shapes[table] = (self.vocab_size, self.hidden_size)
         if self.logit_bias:
             shapes["output_bias"] = (self.vocab_size,)
+        if self.learned_positions:
+            shapes["positions"] = (self.learned_positions, self.hidden_size)
         if self.per_layer_inputs is not None:
             every = self.num_layers * self.per_layer_inputs.size
             shapes["per_layer.embedding"] = (self.per_layer_inputs.vocab_size, every)

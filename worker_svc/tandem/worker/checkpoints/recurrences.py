@@ -27,8 +27,12 @@ class DeltaNet:
     key_dim: int
     value_dim: int
     kernel: int  # tokens that the convolution sees
+    beta_multiplier: float = 1.0  # of betas: with 2, what a state knows of a key may become its opposite
+    norm_eps: float | None = None  # of the norm before the gate; None: the model's
+    apart: bool = False  # queries, keys and values have a matrix each
 
     def __post_init__(self) -> None:
+        require_finite("delta_net.beta_multiplier", self.beta_multiplier, above=0.0)
         require_size("delta_net.key_heads", self.key_heads, LIMITS["num_heads"])
         require_size("delta_net.value_heads", self.value_heads, LIMITS["num_heads"])
         require_size("delta_net.key_dim", self.key_dim, LIMITS["head_dim"])
@@ -77,13 +81,22 @@ class DeltaNet:
     def divided(self) -> Mapping[str, tuple[int, ...]]:
         """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
         channels = (self.key_size, self.key_size, self.size)
+        parts = {part: (size,) for part, size in self.parts.items()} if self.apart else {"qkv": channels}
         heads = dict.fromkeys(("b", "a", "rate", "bias"), (self.value_heads,))
-        return {"qkv": channels, "filter": channels, "z": (self.size,)} | heads
+        return parts | {"filter": channels, "z": (self.size,)} | heads
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Returns the channels of queries, keys and values, in their order."""
+        return {"q": self.key_size, "k": self.key_size, "v": self.size}
 
     def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the tensors of a layer, by canonical name within it."""
+        first: dict[str, tuple[int, ...]] = {"delta_net.qkv": (self.channels, hidden_size)}
+        if self.apart:
+            first = {f"delta_net.{part}": (size, hidden_size) for part, size in self.parts.items()}
         return {
-            "delta_net.qkv": (self.channels, hidden_size),
+            **first,
             "delta_net.z": (self.size, hidden_size),
             "delta_net.b": (self.value_heads, hidden_size),
             "delta_net.a": (self.value_heads, hidden_size),

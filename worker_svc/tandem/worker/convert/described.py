@@ -36,6 +36,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         if rule is USED or (isinstance(rule, Only) and value is not None and rule.allows(value)):
             values[key] = value
     values |= {key: value for key, value in _rope(config, architecture).items() if known.get(key) is USED}
+    if architecture.name == "olmo_hybrid" and config.unrotated_layers:
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": None}
     _compare(config, architecture, values)
     return values
 
@@ -64,6 +66,10 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "ffn_hidden_size": config.intermediate_size,
         "n_inner": config.intermediate_size,
         "bias": config.mlp_bias,
+        "ffn_dim": config.intermediate_size,
+        "enable_bias": config.mlp_bias,
+        "word_embed_proj_dim": config.hidden_size,
+        "scale_attn_weights": config.attention_multiplier is None,
         "multi_query": config.num_kv_heads == 1,
         "new_decoder_architecture": config.parallel,
         "parallel_attn": config.parallel,
@@ -116,6 +122,8 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "sliding_window": architecture.sliding_window if window is None and architecture.full_every else window,
         "use_sliding_window": window is not None,
         "no_rope_layers": turning,
+        "window_size": window or 256,  # of none
+        "attention_types": [[["local" if one else "global"], 1] for one in config.windows or (0,) * config.num_layers],
         "layer_rope_theta": [_theta(config, layer) for layer in range(config.num_layers)],
         "attention_chunk_size": window,
         "mup_enabled": config.embedding_multiplier != 1,

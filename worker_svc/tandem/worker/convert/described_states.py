@@ -21,6 +21,7 @@ def states(config: ModelConfig) -> dict[str, Any]:
             "linear_key_head_dim": sizes.key_dim,
             "linear_value_head_dim": sizes.value_dim,
             "linear_conv_kernel_dim": sizes.kernel,
+            "linear_allow_neg_eigval": sizes.beta_multiplier == 2,
         }
     match config.architecture:
         case "lfm2" | "lfm2_moe" | "lfm3":

@@ -38,6 +38,7 @@ _ONLY_READ = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # what is written is the text
 CONVERTED = {
     **{row.sharing: kind for kind, row in ARCHITECTURES.items() if row.sharing},
     **{row.windowed: kind for kind, row in ARCHITECTURES.items() if row.windowed},
+    **{row.with_experts: kind for kind, row in ARCHITECTURES.items() if row.with_experts},
     **{row.name: kind for kind, row in ARCHITECTURES.items() if kind not in (*_WITH_EXPERTS.values(), *_ONLY_READ)},
     **dict.fromkeys(("mistral", "ministral", "mixtral", "internlm3"), "llama"),
     "solar_open": "glm4moe",
@@ -88,6 +89,8 @@ def write_gguf(source: Source, path: Path) -> None:
         metadata |= _with_block(metadata, kind, config.num_layers)
     elif source.head is not None:
         source.notes.append(LEFT_OUT)
+    if layout.numbers:
+        metadata |= _listed(source, layout)
     tensors = _stored(vectors, [layout for _, _, layout in parts], source.dtype)
     with path.open("w+b") as file:
         header = _header(metadata, _tokenizer(source), tensors)
@@ -103,6 +106,8 @@ def write_gguf(source: Source, path: Path) -> None:
         reserve(file, size)
         for each, its_config, its_layout in parts:
             for name, tensor in each.tensors():
+                if name in its_layout.numbers:
+                    continue  # which the header has
                 part = _part(its_config, its_layout, name, len(tensor))
                 stored = tensors[part.stored]
                 offset, row = len(header) + stored.offset, stored.bytes // stored.shape[0]
@@ -111,6 +116,17 @@ def write_gguf(source: Source, path: Path) -> None:
                 for first, order in _runs(part.rows):
                     write_at(file, offset + first * row, each.pieces(name, tensor, stored.dtype, order, part.change))
         flush(file)
+
+
+def _listed(source: Source, layout: GgufLayout) -> dict[str, Any]:
+    """Returns the keys that have a number of each layer, which are tensors elsewhere."""
+    found: dict[str, dict[int, float]] = {}
+    for name, tensor in source.checkpoint.tensors():
+        if name in layout.numbers:
+            key, layer = layout.numbers[name]
+            assert isinstance(tensor, torch.Tensor)
+            found.setdefault(key, {})[layer] = float(tensor)
+    return {key: [numbers[layer] for layer in sorted(numbers)] for key, numbers in found.items()}
 
 
 def _with_block(metadata: Mapping[str, Any], kind: str, layers: int) -> dict[str, Any]:

@@ -57,9 +57,12 @@ def _sizes(config: ModelConfig, kind: str) -> dict[str, Any]:
         "attention.scale": config.attention_multiplier,
         "logit_scale": 1 / scale if architecture.logit_scale_divides else scale,
         "attention.sliding_window": min(windows, default=None),
+        "attention.rope_pattern": [layer not in config.unrotated_layers for layer in range(config.num_layers)],
     }
     if architecture.norm_eps_else:
         values[architecture.norm_eps_else] = config.norm_eps
+    if architecture.norm_by_eps:
+        del values[architecture.norm_eps if config.norm == "layer" else architecture.norm_eps_else]
     if windows:
         values["attention.sliding_window_pattern"] = [window > 0 for window in config.windows]
     if architecture.folded and config.full_heads is None:
@@ -138,6 +141,8 @@ def _experts(config: ModelConfig, kind: str) -> dict[str, Any]:
         values["expert_shared_feed_forward_length"] = experts.shared_size or (None if known.may_share else 0)
     if known.dense_first:
         values["interleave_moe_layer_step"] = 1  # from the first one with experts on, all have them
+    if experts.shared_multiplier != 1:
+        values["expert_weights_scale"] = experts.scale / experts.shared_multiplier
     if known.normalized is None:
         values["expert_weights_norm"] = experts.normalized
     if experts.groups > 1:

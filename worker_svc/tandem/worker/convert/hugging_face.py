@@ -145,6 +145,7 @@ class _Layout:
         self._places, shapes = places_with_latents(config, others, self._architecture.stored_name, **how)
         if self._architecture.transposed_experts:
             shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
+        shapes |= {name: shape[::-1] for name, shape in shapes.items() if name.endswith(self._architecture.transposed)}
         shapes |= {piece.stored: piece.shape for piece in found.values()}
         shapes |= rows_of_one(self._architecture, shapes)
         first = (found[name].stored if name in found else self._places[name].stored for name in config.tensor_shapes())
@@ -163,7 +164,7 @@ class _Layout:
         order = row_order(self._config, self._architecture, name, rows)
         transposed = (
             self._architecture.transposed_experts and place.expert is not None and len(self.shapes[place.stored]) == 3
-        )
+        ) or place.stored.endswith(self._architecture.transposed)
         parts = place.rows if place.rows is not None else slice(None) if transposed else None
         from_one = self._architecture.norms_from_one and name.endswith("norm")
         inverse = None if order is None else order.argsort()

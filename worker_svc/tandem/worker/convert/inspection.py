@@ -31,7 +31,7 @@ _KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.625, "IQ4_NL": 4.5,
 _KEPT_BITS |= {"NVFP4": 4.5, "Q1_0": 4.125}
 _KEPT_BITS |= {"Q5_0": 8.5, "Q5_1": 9, "Q2_K": 5.125, "Q3_K": 4.5625, "Q5_K": 8.625, "Q6_K": 6.5625}
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
-_TOKENIZERS = ("tokenizer.model", "tokenizer.json")
+_TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
 
 
 def inspect(path: Path, group: int = 0) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
         numbers = math.prod(shape)
         sizes["float32"] += 4 * numbers
         sizes["bfloat16"] += 2 * numbers
-        looked_up = name == "embedding" and not config.tie_embeddings
+        looked_up = name == "positions" or (name == "embedding" and not config.tie_embeddings)
         if len(shape) == 1 or name.endswith(("router", "index_weights")) or looked_up:
             for precision in ("fp8", "int8", "int4"):
                 sizes[precision] += 2 * numbers
@@ -138,7 +138,7 @@ def _active_parameters(config: ModelConfig) -> int:
         size = math.prod(shape)
         if ".experts." in name and experts is not None:
             size = size * experts.per_token // experts.count
-        if name != "per_layer.embedding" and (name != "embedding" or config.tie_embeddings):
+        if name not in ("per_layer.embedding", "positions") and (name != "embedding" or config.tie_embeddings):
             total += size
     return total
 

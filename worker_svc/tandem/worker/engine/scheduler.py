@@ -424,10 +424,10 @@ class Scheduler:
         self.queue.remove(request)
         request.pages = pages
         if pages.similar is not None:
-            # The source may have been evicted for this very request; its content is there until the step writes.
-            self._copies.append(
-                PageCopy(pages.similar.page, int(pages.held[pages.cached_tokens // self.table.page_size]))
-            )
+            # What an evicted page has stays until the step writes; what a page gets that is copied to comes only then.
+            target = int(pages.held[pages.cached_tokens // self.table.page_size])
+            filled = {copy.target: copy.source for copy in self._copies}
+            self._copies.append(PageCopy(filled.get(pages.similar.page, pages.similar.page), target))
         if (copy := self.table.seat(pages)) is not None:
             self._state_copies.append(copy)
         request.num_computed = cached = pages.found_tokens

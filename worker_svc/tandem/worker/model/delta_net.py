@@ -5,7 +5,7 @@ A sequence has a state `S [key_dim, value_dim]` in each head instead of keys and
 
     q, k, v = silu(convolution of the last `kernel` rows of x Wqkv)   each channel for itself; q, k of unit length
     decay   = exp(-exp(A) softplus(x Wa + bias))
-    beta    = sigmoid(x Wb)
+    beta    = sigmoid(x Wb)                                           or twice that
     S       = decay S + k (beta (v - k (decay S)))
     y       = norm(q S / sqrt(key_dim)) * silu(x Wz)
 
@@ -17,6 +17,7 @@ tens of times the arithmetic (docs/design.md).
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 
@@ -46,7 +47,7 @@ class DeltaNetMixer(Mixer):
     def rule(self) -> DeltaRule:
         return DeltaRule(
             self.sizes,
-            self._eps,
+            self._eps if self.sizes.norm_eps is None else self.sizes.norm_eps,
             self.filter.weight.t().contiguous(),
             -self.rate.weight.exp(),
             self.bias.weight,
@@ -54,8 +55,11 @@ class DeltaNetMixer(Mixer):
         )
 
     def destinations(self) -> dict[str, tuple[Filled, int]]:
-        return {
-            "qkv": (self.mixed, 0),
+        parts: dict[str, tuple[Filled, int]] = {"qkv": (self.mixed, 0)}
+        if self.sizes.apart:
+            rows = accumulate(self.sizes.parts.values(), initial=0)
+            parts = {part: (self.mixed, row) for part, row in zip(self.sizes.parts, rows, strict=False)}
+        return parts | {
             "z": (self.mixed, self.sizes.channels),
             "b": (self.gates, 0),
             "a": (self.gates, self.sizes.value_heads),

@@ -28,7 +28,9 @@ class DeltaRule:
     def factors(self, gates: torch.Tensor) -> torch.Tensor:
         """Computes a decay and a beta a head of a token's gates b and a."""
         b, a = gates.chunk(2)
-        return torch.cat(((self.decay_rate * F.softplus(a + self.bias)).exp(), 1 / (1 + (-b).exp())))
+        return torch.cat(
+            ((self.decay_rate * F.softplus(a + self.bias)).exp(), self.sizes.beta_multiplier / (1 + (-b).exp()))
+        )
 
     def step(self, state: torch.Tensor, x: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sizes, heads, keys = self.sizes, self.sizes.value_heads, self.sizes.key_dim

@@ -108,8 +108,8 @@ class Layer(torch.nn.Module):
             self.mlp_norm = stream_norm(config, operations, self._device)
         mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
-        before = config.norm_placement != "after"
-        both = config.norm_placement == "both"
+        before = config.placement(index) != "after"
+        both = config.placement(index) == "both"
         self.attention_post_norm = stream_norm(config, operations, self._device) if both else None
         self.mlp_post_norm = stream_norm(config, operations, self._device) if both else None
         self._enter_attention = self.attention_norm.after_adding if before else added
@@ -237,7 +237,7 @@ class Layer(torch.nn.Module):
             return None
         places = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         vectors = [None if norm is None else norm.vectors for norm in places]
-        if config.norm_placement == "after":
+        if config.placement(number) == "after":
             vectors = [None, vectors[0], None, vectors[2]]
         norms = LayerNorms(config.stream_eps, config.norm == "layer", *vectors)
         feeding = None if behind_the_call(config) else self._feeding()

@@ -98,6 +98,6 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
 def _least_bits(name: str) -> int:
     """Returns the fewest bits: a router, what an indexer's heads weigh, the gates of a state that outlives thousands of
     tokens, and the output among a whole vocabulary, decide by small differences."""
-    if name.endswith(("router", "index_weights", "delta_net.a", "delta_net.b", "mamba.dt")):
+    if name.endswith(("router", "index_weights", "delta_net.a", "delta_net.b", "mamba.dt")) or name == "positions":
         return 32
     return 8 if name in ("embedding", "output", "per_layer.embedding") else 4

@@ -67,6 +67,9 @@ class Transformer(torch.nn.Module):
                 layer_class(config, index)(config, index, dtype, operations, ranks, device)
                 for index in range(config.num_layers)
             )
+            self.positions: Embedding | None = None
+            if config.learned_positions:
+                self.positions = Embedding(config.learned_positions, config.hidden_size, dtype, tied=False)
             given = config.per_layer_inputs
             self.given = LayerInputs(config, given, dtype, operations) if given is not None else None
             self.norm = stream_norm(config, operations, device)
@@ -99,7 +102,7 @@ class Transformer(torch.nn.Module):
         """
         rotations = self.rotations.at(positions)
         growth = None if self._growth is None else self._growth.at(positions)
-        x, delta = self._begin(ids, slots), None
+        x, delta = self._begin(ids, positions, slots), None
         given = None if self.given is None else self.given(ids, x)
         compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
@@ -157,10 +160,16 @@ class Transformer(torch.nn.Module):
         assert isinstance(layer, Layer)
         return layer
 
-    def _begin(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def _begin(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Returns what the layers begin with, `[N, hidden]`."""
         x = self.embedding(ids)
-        return x if self.config.embedding_scale == 1 else x * self.config.embedding_scale
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
+        if self.positions is None:
+            return x
+        # What is tried at start may go beyond a short context; what is asked never does.
+        rows = (positions + self.config.position_offset).clamp_(max=self.config.learned_positions - 1)
+        return x + self.positions(rows)
 
     def _end(
         self,
@@ -218,6 +227,8 @@ class Transformer(torch.nn.Module):
         places |= {table: Destination(tables[table], 0) for table in self.config.tables}
         if self.output.bias is not None:
             places["output_bias"] = Destination(self.output.bias, 0)
+        if self.positions is not None:
+            places["positions"] = Destination(self.positions, 0)
         if self.given is not None:
             places["per_layer.embedding"] = Destination(self.given.embedding, 0)
             places["per_layer.projection"] = Destination(self.given.projection, 0)

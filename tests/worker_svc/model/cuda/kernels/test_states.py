@@ -28,7 +28,7 @@ from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_whole_model import cache_for, loaded, operations_for
 from tests.worker_svc.model.llama_folders import some_ids
-from tests.worker_svc.model.test_architectures import FALCON, GRANITE_HYBRID, HYBRID, LFM2, saved
+from tests.worker_svc.model.test_architectures import FALCON, GRANITE_HYBRID, HYBRID, LFM2, OLMO_HYBRID, saved
 
 SLOTS, JOURNAL = 5, 3
 
@@ -37,8 +37,8 @@ def random(seed: int, *size: int) -> torch.Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def delta_rule(key: int = 8, value: int = 16, kernel: int = 3) -> DeltaRule:
-    sizes = DeltaNet((0,), 1, 2, key, value, kernel)
+def delta_rule(key: int = 8, value: int = 16, kernel: int = 3, **options: Any) -> DeltaRule:
+    sizes = DeltaNet((0,), 1, 2, key, value, kernel, **options)
     heads = sizes.value_heads
     parts = -random(2, heads).exp(), random(3, heads), random(4, value)
     return DeltaRule(sizes, 1e-6, random(1, kernel, sizes.channels), *parts)
@@ -57,6 +57,7 @@ def convolution(channels: int = 24) -> ConvolutionRule:
 RULES: dict[str, Callable[[], Rule]] = {
     "delta rule": delta_rule,
     "delta rule, sizes that fill nothing": lambda: delta_rule(6, 10, 1),
+    "delta rule, betas doubled": lambda: delta_rule(beta_multiplier=2.0),
     "state space": state_space,
     "state space, norm before the gate": lambda: state_space(5, 7, norm="before"),
     "state space without a norm": lambda: state_space(norm="none"),
@@ -121,7 +122,7 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 b, a = gates[t, head], gates[t, heads + head]
                 decay = np.exp(float(rule.decay_rate[head]) * np.logaddexp(0, a + part["bias"][head]))
                 state[head] *= decay
-                state[head] += np.outer(k, (v - k @ state[head]) / (1 + np.exp(-b)))
+                state[head] += np.outer(k, (v - k @ state[head]) * of.beta_multiplier / (1 + np.exp(-b)))
                 y[head] = q @ state[head]
             else:
                 assert isinstance(rule, MambaRule)
@@ -143,7 +144,9 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("dtype", some(DTYPES, torch.float32), ids=str)
-@pytest.mark.parametrize("name", some(RULES, "delta rule", "state space, norm before the gate", "convolution"))
+@pytest.mark.parametrize(
+    "name", some(RULES, "delta rule", "delta rule, betas doubled", "state space, norm before the gate", "convolution")
+)
 def test_kernels_compute_what_is_written_in_float64(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,12 +245,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE_HYBRID | TINY | {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
         | {"mamba_n_heads": 4, "shared_intermediate_size": 32},
     ),
+    "olmo hybrid": (
+        "OlmoHybrid",
+        OLMO_HYBRID | TINY | {"num_key_value_heads": 2, "num_hidden_layers": 2}
+        | {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2}
+        | {"linear_num_value_heads": 2, "linear_value_head_dim": 8},
+    ),
     "falcon h1": ("FalconH1", FALCON | TINY | {"mamba_n_heads": 6}),
 }  # fmt: skip
 
 
 @pytest.mark.usefixtures("_rows_alike")
-@pytest.mark.parametrize("name", some(MODELS, "qwen3.5"))
+@pytest.mark.parametrize("name", some(MODELS, "qwen3.5", "olmo hybrid"))
 def test_models_with_states_are_those_of_transformers_whole_in_chunks_and_in_fixed_places(
     name: str, tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ from tandem.worker.checkpoints.hugging_face_architectures.gemmas import GEMMAS
 from tandem.worker.checkpoints.hugging_face_architectures.hybrids import HYBRIDS
 from tandem.worker.checkpoints.hugging_face_architectures.latents import LATENTS
 from tandem.worker.checkpoints.hugging_face_architectures.layer_norms import LAYER_NORMS
+from tandem.worker.checkpoints.hugging_face_architectures.learned_positions import LEARNED_POSITIONS
 from tandem.worker.checkpoints.hugging_face_architectures.llamas import LLAMAS
 
-ARCHITECTURES = {each.name: each for kind in (LLAMAS, LAYER_NORMS, GEMMAS, EXPERTS, LATENTS, HYBRIDS) for each in kind}
+_KINDS = (LLAMAS, LAYER_NORMS, LEARNED_POSITIONS, GEMMAS, EXPERTS, LATENTS, HYBRIDS)
+ARCHITECTURES = {each.name: each for kind in _KINDS for each in kind}

@@ -41,6 +41,7 @@ _TOP_NAMES = {
     "output_bias": OUTPUT_BIAS,
     "norm": NORM,
     "norm_bias": NORM_BIAS,
+    "positions": "model.embed_positions.weight",
     "per_layer.embedding": "model.embed_tokens_per_layer.weight",
     "per_layer.projection": "model.per_layer_model_projection.weight",
     "per_layer.norm": "model.per_layer_projection_norm.weight",
@@ -87,6 +88,9 @@ class Architecture:
     name: str  # transformers' model_type, and what we call it
     class_name: str
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
+    state_names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # where the norms of layers with states are, if elsewhere
     final_norm: str = NORM  # where the norm behind the layers is
     special_ids: Mapping[str, int | tuple[int, ...]] = field(
         default_factory=lambda: {"bos_token_id": 1, "eos_token_id": 2}
@@ -114,6 +118,7 @@ class Architecture:
     norm_eps: str = "rms_norm_eps"  # which field says it
     activation_field: str = "hidden_act"
     logit_scale: float = 1.0  # the default of this field
+    unrotated: bool = False  # no layer is rotated
     rotated_windows: bool = False  # layers without a window are not rotated
     rotated_without: bool = False  # but all are where the model has no window
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
@@ -138,6 +143,7 @@ class Architecture:
     drafting_unread: bool = False  # which are not read
     float32_router: bool = False  # `transformers` multiplies the router in float32, whatever it is stored in
     transposed_experts: bool = False  # plain experts are stored `[in, out]`
+    transposed: tuple[str, ...] = ()  # what the names of other matrices end with that are stored so
     experts_by_turns: bool = False  # the outputs of their gate and up take turns
     rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
@@ -158,6 +164,8 @@ class Architecture:
     grouped_qkv: bool = False  # q, k and v are one tensor by heads of keys (`places.py`)
     router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
     scalars: tuple[str, ...] = ()  # what the names of tensors end with that are numbers, not vectors of one
+    # What the names of tensors end with that lie below each other in several of the files.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # what the names of tensors begin with that are of a head beside the model
     # Makes a config of one that says the number of layers in another way.
     prepared: Callable[[Fields], Fields] | None = None

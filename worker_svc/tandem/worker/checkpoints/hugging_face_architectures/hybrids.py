@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
-from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES, GRANITE_MOE_NAMES, SHARED_EXPERT
+from tandem.worker.checkpoints.hugging_face_architectures.names import (
+    GLM4_MOE_NAMES,
+    GRANITE_MOE_NAMES,
+    NORMS_AFTER,
+    SHARED_EXPERT,
+)
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe, lfm3
 from tandem.worker.checkpoints.hugging_face_mamba import bamba, falcon_h1, granite_hybrid, nemotron_h, with_layers
+from tandem.worker.checkpoints.hugging_face_olmo_hybrid import olmo_hybrid
 
 _HYBRID_NAMES = LAYER_NAMES | {
     "delta_net.qkv": "linear_attn.in_proj_qkv.weight",
@@ -115,6 +121,15 @@ _LFM2: Mapping[str, Any] = {
     "own_layer_kinds": True,
 }
 
+_OLMO_HYBRID_NAMES = NORMS_AFTER | {
+    **{f"delta_net.{part}": f"linear_attn.{part}_proj.weight" for part in "qkvab"},
+    "delta_net.filter": "linear_attn.conv1d.weight",
+    "delta_net.z": "linear_attn.g_proj.weight",
+    "delta_net.rate": "linear_attn.A_log",
+    "delta_net.bias": "linear_attn.dt_bias",
+    "delta_net.norm_weight": "linear_attn.o_norm.weight",
+    "delta_net.output": "linear_attn.o_proj.weight",
+}
 HYBRIDS = (
     Architecture("qwen3_next", "Qwen3NextForCausalLM", **_HYBRID),
     Architecture(
@@ -165,6 +180,22 @@ HYBRIDS = (
         renamed={"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."},
         always={"activation": "relu2", "gated": False},
         float32_router=True,
+    ),
+    Architecture(
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        _OLMO_HYBRID_NAMES,
+        state_names={"attention.norm": "input_layernorm.weight", "mlp.norm": "post_attention_layernorm.weight"},
+        special_ids={"eos_token_id": 100257},
+        qk_norm="whole",
+        attention_bias=False,
+        own_layer_kinds=True,
+        further=olmo_hybrid,
+        joined={"linear_attn.conv1d.weight": tuple(f"linear_attn.{part}_conv1d.weight" for part in "qkv")},
+        own_norm_names={
+            ".attention_layer_norm.": ".input_layernorm.",
+            ".feedforward_layer_norm.": ".post_attention_layernorm.",
+        },
     ),
     Architecture(
         "bamba",

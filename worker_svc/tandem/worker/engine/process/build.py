@@ -321,6 +321,11 @@ def _draft_runner(draft: Transformer, cache: KVCache, config: EngineConfig, rank
 
 def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:
     """Applies the operator's own context length and rope; raises BuildError for a context that is too long."""
+    if config.context_length > model.context_length and model.learned_positions:
+        raise BuildError(
+            f"context_length {config.context_length} is more than the {model.context_length} positions that the model "
+            f"in {config.model} has learned, where its context ends"
+        )
     longest = int(model.context_length * config.rope_scale * config.rope_alpha)
     if config.context_length > longest:
         wanted = config.context_length / model.context_length

@@ -29,7 +29,7 @@ class _Recurrence(ctypes.Structure):
         *((name, _Pointer) for name in ("states", "tails", "journals", "room", "out")),
         *((name, _Size) for name in ("stride", "gates_stride", "channels", "groups", "heads")),
         *((name, _Size) for name in ("rows", "columns", "kernel", "journal", "factors")),
-        *((name, ctypes.c_float) for name in ("eps", "least", "most", "dt_by", "z_by")),
+        *((name, ctypes.c_float) for name in ("eps", "least", "most", "dt_by", "z_by", "beta_by")),
         *((name, ctypes.c_int) for name in ("norm_kind", "threads")),
     )
 
@@ -117,7 +117,7 @@ def _fill(step: _Recurrence, rule: Rule) -> str:
     match rule:
         case DeltaRule():
             step.rate, step.bias, step.norm = (part.data_ptr() for part in (rule.decay_rate, rule.bias, rule.norm))
-            step.groups, step.eps = rule.sizes.key_heads, rule.eps
+            step.groups, step.eps, step.beta_by = rule.sizes.key_heads, rule.eps, rule.sizes.beta_multiplier
             return "delta_net"
         case ConvolutionRule():
             step.filter_bias = None if rule.filter_bias is None else rule.filter_bias.data_ptr()

@@ -52,7 +52,8 @@ class KernelMoves:
         skip, groups, z_by, filter_bias = None, rule.sizes.groups, 1.0, None
         if isinstance(rule, DeltaRule):
             keys = 2 * rule.sizes.key_heads, rule.sizes.key_dim
-            factors = FactorRule(rule.decay_rate, rule.bias, keys, rule.sizes.value_dim)
+            by = rule.sizes.beta_multiplier
+            factors = FactorRule(rule.decay_rate, rule.bias, keys, rule.sizes.value_dim, gate_by=by)
             norm, norms = BEFORE_GATE.value, rule.sizes.value_heads
         else:
             least, most = rule.sizes.least_dt, rule.sizes.most_dt

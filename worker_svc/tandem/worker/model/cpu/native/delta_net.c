@@ -16,7 +16,7 @@ static void make_factors(const Recurrence *r, const Work *w) {
         float *to = first + (w->replayed + t) * (r->channels + r->factors);
         for (int64_t h = 0; h < r->heads; h++) {
             to[h] = expf(r->rate[h] * softplus(a[h] + r->bias[h]));
-            to[r->heads + h] = 1 / (1 + expf(-b[h]));
+            to[r->heads + h] = r->beta_by / (1 + expf(-b[h]));
         }
     }
     keep_factors(r, w, first);

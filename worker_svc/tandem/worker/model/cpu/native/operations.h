@@ -128,6 +128,7 @@ typedef struct {
     int64_t stride, gates_stride;       // between rows of the step
     int64_t channels, groups, heads, rows, columns, kernel, journal, factors;
     float eps, least, most, dt_by, z_by;  // dt is from least to most; what dt and z are multiplied by first
+    float beta_by;                        // what a delta rule's betas are multiplied by
     int norm_kind, threads;               // see mamba.c
 } Recurrence;
 

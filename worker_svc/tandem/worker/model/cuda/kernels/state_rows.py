@@ -33,7 +33,7 @@ class FactorRule(NamedTuple):
     bias: torch.Tensor  # [heads] float32
     keys: tuple[int, int] = (0, 0)  # how many queries and keys of unit length a token has, and of how many numbers
     values: int = 0  # numbers of a head's value
-    gate_by: float = 1.0
+    gate_by: float = 1.0  # of the delta rule's betas, or of what Mamba's dt is made of
     least: float = 0.0
     most: float = math.inf
 
@@ -146,7 +146,7 @@ def _enter(
         if RULE == DELTA:
             a = tl.load(given + HEADS, mask=new, other=0.0).to(tl.float32)
             decay = tl.exp(by * softplus(a + shift))
-            other = 1.0 / (1.0 + tl.exp(-gate))
+            other = gate_by / (1.0 + tl.exp(-gate))
         else:  # comparisons let a NaN stay what it is
             other = softplus(gate * gate_by + shift)
             other = tl.where(other < least, least, tl.where(other > most, most, other))
