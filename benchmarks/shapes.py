@@ -20,6 +20,7 @@ from tests.worker_svc.checkpoints.test_hybrids import PUBLISHED as DELTA_NETS
 from tests.worker_svc.checkpoints.test_published_configs import PUBLISHED
 
 VOCABULARY = 32000
+_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # what files call the number of layers
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Shape:
     def settings(self, layers: int) -> dict[str, Any]:
         """Returns what a configuration of transformers is made of, for the first `layers`."""
         own = dict(self.published.get("text_config", self.published))
-        all_layers = own["num_hidden_layers"]
+        counted = next(name for name in _COUNTS if name in own)
+        all_layers = own[counted]
         cut = {
             name: value[:layers]
             for name, value in own.items()
@@ -44,7 +46,7 @@ class Shape:
         special = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
         for name in ("architectures", "quantization_config", "auto_map"):
             own.pop(name, None)
-        return own | cut | {"num_hidden_layers": layers} | vocabulary | special | dict(self.changes)
+        return own | cut | {counted: layers} | vocabulary | special | dict(self.changes)
 
 
 def _of(name: str, layers: int, *, experts: str = "", **changes: Any) -> Shape:
@@ -104,4 +106,22 @@ SHAPES = {
     "minimax-m2-64e": _of("MiniMax-M2", 2, num_local_experts=64),
     "deepseek-v3-32e": _of("DeepSeek-V3", 2, first_k_dense_replace=1, n_routed_experts=32),
     "qwen3-next-128e": Shape(DELTA_NETS["Qwen3-Next-80B-A3B"][0], 4, {"num_experts": 128}),
+    "exaone4-32b": _of("EXAONE-4.0-32B", 4),
+    "exaone3.5-7.8b": _of("EXAONE-3.5-7.8B-Instruct", 2),
+    "gemma-7b": _of("gemma-7b", 1),
+    "command-r": _of("c4ai-command-r-v01", 1),
+    "stablelm2-1.6b": _of("stablelm-2-1_6b", 6),
+    "apertus-8b": _of("Apertus-8B-Instruct-2509", 2),
+    "olmo-7b": _of("OLMo-7B-hf", 2),
+    "hunyuan-7b": _of("Hunyuan-7B-Instruct", 2),
+    "pythia-6.9b": _of("pythia-6.9b", 2),
+    "falcon-7b": _of("falcon-7b", 2),
+    "gpt2": _of("gpt2", 12),
+    "starcoder": _of("starcoder", 1),
+    "phi2": _of("phi-2", 4),
+    "nemotron-mini-4b": _of("Nemotron-Mini-4B-Instruct", 3),
+    "jais2-8b": _of("Jais-2-8B", 2),
+    "trinity-mini": _of("Trinity-Mini", 4),
+    "ernie4.5-21b-a3b": _of("ERNIE-4.5-21B-A3B", 2),
+    "dots1-32e": _of("dots.llm1", 2, n_routed_experts=32),
 }
