@@ -46,13 +46,13 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _gemma(value: Any) -> str:
+def _gemma(value: Any, delimiter: str) -> str:
     if isinstance(value, str):
-        return f"<escape>{value}<escape>"
+        return f"{delimiter}{value}{delimiter}"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_gemma(each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_gemma(each, delimiter)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_gemma, value)) + "]"
+        return "[" + ",".join(_gemma(each, delimiter) for each in value) + "]"
     return _json(value)
 
 
@@ -167,8 +167,15 @@ def _harmony(answer: Answer) -> str:
 
 def _gemma_calls(answer: Answer) -> str:
     return answer.content + "".join(
-        f"<start_function_call>call:{name}{_gemma(arguments)}<end_function_call>" for name, arguments in answer.calls
+        f"<start_function_call>call:{name}{_gemma(arguments, '<escape>')}<end_function_call>"
+        for name, arguments in answer.calls
     )
+
+
+def _gemma4(answer: Answer) -> str:
+    text = _think(answer.reasoning, "<|channel>thought\n", "<channel|>") or "<|channel>thought\n<channel|>"
+    calls = ((name, _gemma(arguments, '<|"|>')) for name, arguments in answer.calls)
+    return text + answer.content + "".join(f"<|tool_call>call:{name}{written}<tool_call|>" for name, written in calls)
 
 
 def _gemma_code(answer: Answer) -> str:
@@ -213,6 +220,7 @@ WRITERS: dict[str, Callable[[Answer], str]] = {
     "gemma": _gemma_calls,
     "gemma code": _gemma_code,
     "gemma list": _bare(_python),
+    "gemma4": _gemma4,
     "cohere": _cohere,
     "kimi": _kimi,
     "seed": _seed,

@@ -62,6 +62,7 @@ TEMPLATES = {
     "granite 4": "<tool_call>",
     "mistral list": "[TOOL_CALLS] [",
     "gemma": "<start_function_call>",
+    "gemma4": "<|channel>",
 }
 WRITTEN = [
     "json",
@@ -77,6 +78,7 @@ WRITTEN = [
     "granite",
     "granite 4",
     "gemma",
+    "gemma4",
     "cohere",
     "kimi",
     "seed",

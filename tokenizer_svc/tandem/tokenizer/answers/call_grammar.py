@@ -94,9 +94,12 @@ def _python(rules: Rules, tool: Tool) -> str:
     return f"{rules.literal(tool.name + '(')} {keywords(rules, tool.schema, tool.place)} {rules.literal(')')}"
 
 
-def _declared(rules: Rules, tool: Tool) -> str:
-    arguments = escaped_object(rules, tool.schema, tool.place)
-    return f"{rules.literal('call:' + tool.name)} {arguments} {rules.literal('<end_function_call>')}"
+def _declared(delimiter: str, end: str) -> WriteCall:
+    def write(rules: Rules, tool: Tool) -> str:
+        arguments = escaped_object(rules, tool.schema, tool.place, delimiter)
+        return f"{rules.literal('call:' + tool.name)} {arguments} {rules.literal(end)}"
+
+    return write
 
 
 _JSON = _json_call()
@@ -146,7 +149,8 @@ _WRITINGS = {
     ),
     "phi4": _listed("<|tool_call|>", "<|/tool_call|>"),
     "granite": _listed("<|tool_call|>", ""),
-    "gemma": Writing(_declared, "<start_function_call>", between="<start_function_call>"),
+    "gemma": Writing(_declared("<escape>", "<end_function_call>"), "<start_function_call>", between="<start_function_call>"),
+    "gemma4": Writing(_declared('<|"|>', "<tool_call|>"), "<|tool_call>", between="<|tool_call>"),
     "cohere": Writing(_cohere, "<|START_ACTION|>", "[\n", ", ", "\n]<|END_ACTION|>"),
     "kimi": Writing(
         _named_call("<|tool_call_begin|>functions.", "<|tool_call_argument_begin|>", "<|tool_call_end|>", True),

@@ -161,44 +161,53 @@ def _in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> st
 _NOTHING = '""'
 
 
-def escaped_object(rules: Rules, schema: Mapping[str, Any], place: str) -> str:
-    """Returns the grammar of `{key:value,...}` with `<escape>` around texts. Raises NotWrittenError."""
-    return _escaped(rules, schema, place, 0)
+def escaped_object(rules: Rules, schema: Mapping[str, Any], place: str, delimiter: str) -> str:
+    """Returns the grammar of `{key:value,...}` with the delimiter around texts. Raises NotWrittenError."""
+    return _escaped(rules, schema, place, delimiter, 0)
 
 
-def _escaped(rules: Rules, schema: Any, place: str, depth: int) -> str:
+def _escaped(rules: Rules, schema: Any, place: str, delimiter: str, depth: int) -> str:
     if depth > _MAX_DEPTH or not isinstance(schema, Mapping):
         raise NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
-    escape = rules.literal("<escape>")
+    escape = rules.literal(delimiter)
     if (values := _listed(schema)) is not None:
-        return f"({' | '.join(_escaped_literals(rules, values, place))})"
+        return f"({' | '.join(_escaped_literals(rules, values, place, delimiter))})"
     match schema.get("type"):
         case "string":
-            return f"{escape} {rules.up_to('<escape>', _text(schema, place))}"
+            return f"{escape} {rules.up_to(delimiter, _text(schema, place))}"
         case "integer" | "number" | "boolean" | "null":
             return json_value(schema)
         case "array" if isinstance(schema.get("items"), Mapping):
-            one = _escaped(rules, schema["items"], place, depth + 1)
-            return rules.rule(f'"[" ({one} ("," {one})*)? "]"')
+            one = _escaped(rules, schema["items"], place, delimiter, depth + 1)
+            return rules.rule(f'"[" {_repeated(one, schema)} "]"')
         case "object" if isinstance(schema.get("properties"), Mapping):
             pairs = []
             for each in parameters_of(schema, place):
-                value = _escaped(rules, each.schema, each.place, depth + 1)
+                value = _escaped(rules, each.schema, each.place, delimiter, depth + 1)
                 pairs.append((f"{rules.literal(each.name + ':')} {value}", each.required))
             inside = _in_order(rules, pairs, '","')
             return f'"{{" {inside} "}}"'
         case "object" if depth == 0:
-            text = f"{escape} {rules.up_to('<escape>')}"
+            text = f"{escape} {rules.up_to(delimiter)}"
             other = json_value({"type": ["number", "boolean", "null"]})
             one = f'{_ANY_KEY} ":" ({text} | {other})'
             return rules.rule(f'"{{" ({one} ("," {one})*)? "}}"')
     raise NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
 
 
-def _escaped_literals(rules: Rules, values: list[Any], place: str) -> Iterator[str]:
+def _repeated(one: str, schema: Mapping[str, Any]) -> str:
+    """Returns the grammar of a list's items, as many as its schema allows."""
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    if most == 0:
+        return _NOTHING
+    more = f'{one} ("," {one}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+    return more if least else f"({more})?"
+
+
+def _escaped_literals(rules: Rules, values: list[Any], place: str, delimiter: str) -> Iterator[str]:
     for value in values:
         if isinstance(value, str):
-            yield rules.literal(f"<escape>{value}<escape>")
+            yield rules.literal(f"{delimiter}{value}{delimiter}")
         elif value is None or isinstance(value, bool | int | float):
             yield rules.literal(json.dumps(value))
         else:

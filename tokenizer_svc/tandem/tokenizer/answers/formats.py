@@ -46,6 +46,8 @@ class Format:
 
     name: str
     reasoning: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
+    label: str = ""  # a line that stands first in the reasoning and is not told
+    calls_end_reasoning: bool = False  # which has no end of its own then
     calls: tuple[Calls, ...] = ()
     bare: BareBody | None = None  # an answer may be a call without any marker
     bare_sign: str = ""  # with which that begins
@@ -133,11 +135,19 @@ FORMATS = {
         Format(
             "gemma",
             calls=(
-                Calls("<start_function_call>", Declared().read, ("<end_function_call>",), needs_end=True),
+                Calls("<start_function_call>", Declared("<escape>").read, ("<end_function_call>",), needs_end=True),
                 Calls("```tool_code", _python_lines, ("```",), needs_end=True),
             ),
             bare=python_list,
             bare_sign="[",
+        ),
+        Format(
+            "gemma4",
+            reasoning=(("<|channel>", "<channel|>"),),
+            label="thought",
+            calls_end_reasoning=True,
+            calls=(Calls("<|tool_call>", Declared('<|"|>').read, ("<tool_call|>",), needs_end=True),),
+            dropped_content=("<channel|>",),
         ),
         Format(
             "cohere",
@@ -163,6 +173,7 @@ FORMATS = {
 # What a template has to contain, all of it, the first row that fits.
 _SIGNS = (
     ("harmony", ("<|channel|>", "<|message|>")),
+    ("gemma4", ("<|turn>",)),
     ("seed", ("<seed:tool_call>",)),
     ("minimax", ("<minimax:tool_call>",)),
     ("qwen3-coder", ("<function=", "<parameter=")),
@@ -186,10 +197,13 @@ _SIGNS = (
 )
 
 
-def ends_in_reasoning(form: Format, text: str) -> bool:
-    """Returns True where a prompt with this end has begun the reasoning of the answer."""
-    begins = tuple(begin for begin, _ in form.reasoning)
-    return bool(begins) and text.rstrip().endswith(begins)
+def opened_by(form: Format, text: str) -> str | None:
+    """Returns the marker with which a prompt of this end has begun the reasoning of the answer; None where it has
+    not."""
+    text = text.rstrip()
+    if form.label:
+        text = text.removesuffix(form.label).rstrip()
+    return next((begin for begin, _ in form.reasoning if text.endswith(begin)), None)
 
 
 def format_of(template: str | None) -> Format | None:
