@@ -15,7 +15,7 @@ from typing import Any
 
 from tandem.common.lark import TEXT, Rules, json_value
 from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, escaped_object, keywords, schema_of
-from tandem.tokenizer.answers.formats import FORMATS, Format
+from tandem.tokenizer.answers.formats import FORMATS, HUNYUAN_SUFFIX, M3_MARK, Format
 
 _SPACE = r"/[ \n]{0,4}/"
 _DIGITS = "/[0-9]{1,3}/"
@@ -94,6 +94,15 @@ def _python(rules: Rules, tool: Tool) -> str:
     return f"{rules.literal(tool.name + '(')} {keywords(rules, tool.schema, tool.place)} {rules.literal(')')}"
 
 
+def _json_words(rules: Rules, tool: Tool) -> str:
+    values = keywords(rules, tool.schema, tool.place, json_value)
+    return f"{rules.literal(tool.name + '(')} {values} {rules.literal(')')}"
+
+
+def _keyed(rules: Rules, tool: Tool) -> str:
+    return f"{rules.literal(f'{{{_quoted(tool.name)}: ')} {json_value(tool.schema)} {rules.literal('}')}"
+
+
 def _declared(delimiter: str, end: str) -> WriteCall:
     def write(rules: Rules, tool: Tool) -> str:
         arguments = escaped_object(rules, tool.schema, tool.place, delimiter)
@@ -102,6 +111,7 @@ def _declared(delimiter: str, end: str) -> WriteCall:
     return write
 
 
+_M3 = Elements(f'{M3_MARK}<invoke name="{{}}">\n', f"{M3_MARK}<{{}}>", f"{M3_MARK}</{{}}>\n", f"{M3_MARK}</invoke>")
 _JSON = _json_call()
 _HERMES = Writing(_json_call(before="\n", behind="\n</tool_call>"), "<tool_call>", between="\n<tool_call>")
 _XML = Elements("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>")
@@ -113,6 +123,14 @@ def _listed(lead: str, tail: str) -> Writing:
 
 def _tagged(lead: str, elements: Elements, tail: str) -> Writing:
     return Writing(_elements(elements), lead, between=f"{tail}\n{lead}", tail=tail)
+
+
+def _dsml(group: str) -> Writing:
+    elements = Elements(
+        '<｜DSML｜invoke name="{}">\n', '<｜DSML｜parameter name="{}" string="{is_text}">', "</｜DSML｜parameter>\n",
+        "</｜DSML｜invoke>",
+    )  # fmt: skip
+    return Writing(_elements(elements), f"<｜DSML｜{group}>", "\n", "\n", f"\n</｜DSML｜{group}>")
 
 
 def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writing:
@@ -128,7 +146,37 @@ def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writi
         return _listed("[TOOL_CALLS]" + (" " if "[TOOL_CALLS] [" in template else ""), "")
     if name == "gemma" and "<start_function_call>" not in template:
         return Writing(_python, "```tool_code", "\n", "\n", "\n```")
+    if name == "hunyuan3":
+        return _hunyuan3(template)
+    if name == "longcat":
+        return _longcat(template)
+    if name == "dsml" and "function_calls" in template:
+        return _dsml("function_calls")
     return _WRITINGS.get(name, _PLAIN)
+
+
+def _hunyuan3(template: str) -> Writing:
+    """Returns how Hunyuan 3 writes calls: the second generation's markers have a suffix, the fourth has no <tool_sep>
+    and no line breaks."""
+    suffix = HUNYUAN_SUFFIX if f"{HUNYUAN_SUFFIX}>" in template else ""
+    line, sep = ("\n", f"<tool_sep{suffix}>") if "<tool_sep" in template else ("", "")
+    elements = Elements(
+        f"{line}<tool_call{suffix}>{{}}{sep}{line}",
+        f"<arg_key{suffix}>{{}}</arg_key{suffix}>{line}<arg_value{suffix}>",
+        f"</arg_value{suffix}>{line}",
+        f"</tool_call{suffix}>",
+    )
+    return Writing(_elements(elements), f"<tool_calls{suffix}>", between="", tail=f"{line}</tool_calls{suffix}>")
+
+
+def _longcat(template: str) -> Writing:
+    """Returns how LongCat writes calls: the first as JSON, later ones parameter by parameter."""
+    if "<longcat_arg_key>" not in template:
+        call = _json_call(before="\n", behind="\n</longcat_tool_call>")
+        return Writing(call, "<longcat_tool_call>", between="\n<longcat_tool_call>")
+    elements = Elements("{}\n", "<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>",
+                        "</longcat_arg_value>\n", "")  # fmt: skip
+    return _tagged("<longcat_tool_call>", elements, "</longcat_tool_call>")
 
 
 _PLAIN = Writing(_JSON, head="[", between=", ", tail="]")
@@ -147,10 +195,25 @@ _WRITINGS = {
         _elements(Elements('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>")),
         "<minimax:tool_call>", "\n", "\n", "\n</minimax:tool_call>",
     ),
+    "minimax-m3": Writing(
+        _elements(_M3),
+        f"{M3_MARK}<tool_call>", "\n", "\n", f"\n{M3_MARK}</tool_call>",
+    ),
     "phi4": _listed("<|tool_call|>", "<|/tool_call|>"),
     "granite": _listed("<|tool_call|>", ""),
-    "gemma": Writing(_declared("<escape>", "<end_function_call>"), "<start_function_call>", between="<start_function_call>"),
+    "gemma": Writing(
+        _declared("<escape>", "<end_function_call>"), "<start_function_call>", between="<start_function_call>"
+    ),
     "gemma4": Writing(_declared('<|"|>', "<tool_call|>"), "<|tool_call>", between="<|tool_call>"),
+    "lfm2": Writing(_python, "<|tool_call_start|>", "[", ", ", "]<|tool_call_end|>"),
+    "olmo3": Writing(_json_words, "<function_calls>", "", "\n", "</function_calls>"),
+    "jamba": _listed("<tool_calls>", "</tool_calls>"),
+    "apriel": _listed("<tool_calls>", "</tool_calls>"),
+    "hunyuan": _listed("<tool_calls>", "</tool_calls>"),
+    "nemotron": _listed("<TOOLCALL>", "</TOOLCALL>"),
+    "ernie": _HERMES,
+    "apertus": Writing(_keyed, "<|tools_prefix|>", "[", ", ", "]<|tools_suffix|>"),
+    "dsml": _dsml("tool_calls"),
     "cohere": Writing(_cohere, "<|START_ACTION|>", "[\n", ", ", "\n]<|END_ACTION|>"),
     "kimi": Writing(
         _named_call("<|tool_call_begin|>functions.", "<|tool_call_argument_begin|>", "<|tool_call_end|>", True),

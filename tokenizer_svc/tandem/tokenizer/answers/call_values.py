@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,8 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Elements:
-    """Parameters between markers, one by one, values as plain text; `{}` stands for the name."""
+    """Parameters between markers, one by one, values as plain text; `{}` stands for the name, also where a value ends,
+    and `{is_text}` in a key for true or false."""
 
     call: str
     key: str
@@ -66,13 +67,26 @@ class Elements:
         parts = [rules.literal(self.call.replace("{}", name))]
         if _is_closed(schema):
             for parameter in parameters_of(schema, place):
-                key = rules.literal(self.key.replace("{}", parameter.name))
-                whole = f"{key} {_plain_value(rules, parameter, self.value_end)}"
+                key = rules.literal(_key(self.key, parameter))
+                whole = f"{key} {_plain_value(rules, parameter, self.value_end.replace('{}', parameter.name))}"
                 parts.append(whole if parameter.required else f"({whole})?")
         else:
             before, _, behind = self.key.partition("{}")
-            parts.append(f"({rules.literal(before)} {_ANY_KEY} {rules.literal(behind)} {rules.up_to(self.value_end)})*")
+            words = ("true", "false") if "{is_text}" in behind else ("",)
+            closes = " | ".join(rules.literal(behind.replace("{is_text}", word)) for word in words)
+            parts.append(f"({rules.literal(before)} {_ANY_KEY} ({closes}) {self._any_value(rules)})*")
         return " ".join([*parts, rules.literal(self.end)])
+
+    def _any_value(self, rules: Rules) -> str:
+        if "{}" not in self.value_end:
+            return rules.up_to(self.value_end)
+        before, _, behind = self.value_end.partition("{}")
+        return f"{rules.up_to(before)} {_ANY_KEY} {rules.literal(behind)}"
+
+
+def _key(form: str, parameter: Parameter) -> str:
+    types = _types(parameter.schema) if isinstance(parameter.schema, Mapping) else set()
+    return form.replace("{}", parameter.name).replace("{is_text}", "true" if types == {"string"} else "false")
 
 
 def _plain_value(rules: Rules, parameter: Parameter, end: str) -> str:
@@ -127,23 +141,23 @@ def _text(schema: Mapping[str, Any], place: str) -> str:
     return rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/"
 
 
-def keywords(rules: Rules, schema: Mapping[str, Any], place: str) -> str:
-    """Returns the grammar of `name=value, ...` with Python's values. Raises NotWrittenError."""
-    if not _is_closed(schema):
-        one = f'{_ANY_KEY} "=" {json_value({})}'
-        return rules.rule(f'({one} (", " {one})*)?')
-    pairs = [
-        (f"{rules.literal(each.name + '=')} {_python_value(each.schema)}", each.required)
-        for each in parameters_of(schema, place)
-    ]
-    return _in_order(rules, pairs, '", "')
-
-
 def _python_value(schema: Any) -> str:
     """Numbers, texts and lists are the same as in JSON, and the readers of this format take its words too."""
     if isinstance(schema, Mapping) and schema.get("type") == "boolean" and _listed(schema) is None:
         return '("True" | "False")'
     return json_value(schema)
+
+
+def keywords(rules: Rules, schema: Mapping[str, Any], place: str, value: Callable[[Any], str] = _python_value) -> str:
+    """Returns the grammar of `name=value, ...`. Raises NotWrittenError."""
+    if not _is_closed(schema):
+        one = f'{_ANY_KEY} "=" {json_value({})}'
+        return rules.rule(f'({one} (", " {one})*)?')
+    pairs = [
+        (f"{rules.literal(each.name + '=')} {value(each.schema)}", each.required)
+        for each in parameters_of(schema, place)
+    ]
+    return _in_order(rules, pairs, '", "')
 
 
 def _in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> str:

@@ -12,7 +12,7 @@ from tandem.tokenizer.answers.reader import BrokenError
 
 MAX_DEPTH = 64
 _MOST_DIGITS = 400
-_TOKEN = (
+_READABLE = (
     r"""(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+')"""
     r"""|(?P<number>[-+]?+(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?+\d++)?+)(?![\w.])"""
     r"""|(?P<word>[^\W\d][\w.\-]*)"""
@@ -29,7 +29,7 @@ _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 @cache
 def _tokens(delimiter: str) -> re.Pattern[str]:
     raw = rf"|{re.escape(delimiter)}(?P<raw>.*?){re.escape(delimiter)}" if delimiter else ""
-    return re.compile(rf"\s*+(?:{_TOKEN}{raw})", re.DOTALL)
+    return re.compile(rf"\s*+(?:{_READABLE}{raw})", re.DOTALL)
 
 
 class Literals:

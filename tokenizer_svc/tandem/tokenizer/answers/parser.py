@@ -82,7 +82,7 @@ class AnswerParser:
     # --- the answer
 
     def _read(self, in_reasoning: bool) -> Steps[None]:
-        marker = ""  # of calls, that has ended the reasoning
+        marker = ""  # of calls or around them, which has ended the reasoning
         if in_reasoning and self.format.reasoning:
             marker = yield from self._reasoning(list(dict.fromkeys(end for _, end in self.format.reasoning)))
         may_be_bare = True
@@ -119,9 +119,10 @@ class AnswerParser:
             yield
 
     def _reasoning(self, ends: list[str]) -> Steps[str]:
-        """Reads reasoning up to one of its ends, and returns the marker of calls if it was one."""
+        """Reads reasoning up to one of its ends, and returns the marker if it was one of calls."""
         self._strips = self.in_reasoning = True
-        begins = self._begins if self.format.calls_end_reasoning and self._with_calls else []
+        ends_at_calls = self.format.calls_end_reasoning and self._with_calls
+        begins = [*self._begins, *self.format.dropped] if ends_at_calls else []
         markers = [*ends, *begins]
         if self.format.label:
             yield from self._label(self.format.label, markers)
