@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,3 +211,32 @@ def test_the_label_of_reasoning_may_be_the_prompts_or_the_answers() -> None:
     for text in ("thought\nhm<channel|>Yes.", "hm<channel|>Yes."):
         parser = AnswerParser(form, in_reasoning=True)
         assert said(joined(parser.push(text, end=True))) == Answer("hm", "Yes.")
+
+
+# The format of each real template that gives one away.
+REAL = {
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
+    "fireworks-ai-llama-3-firefunction-v2": "phi4",
+    "llama-cpp-deepseek-r1": "deepseek",
+    "meetkai-functionary-medium-v3.1": "llama3",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama3",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "ibm-granite/granite-3.0-8b-instruct": "granite",
+    "Mistral-Large-Instruct-2407 (mistralai 'v3' template; modified to have system prompt at start)": "mistral",
+    "Mistral-Nemo-Instruct-2407 (mistralai 'v3-tekken' template; modified to have system prompt at start)": "mistral",
+}
+
+
+def test_real_templates_keep_their_formats(shared_data: Path) -> None:
+    templates = {file.stem: file.read_text() for file in (shared_data / "chat/templates").glob("*.jinja")}
+    cases = json.loads((shared_data / "chat/chat_template_cases.json").read_text())["cases"]
+    templates |= {case["name"]: case["template_str"] for case in cases}
+    found = {name: form.name for name, text in templates.items() if (form := format_of(text)) is not None}
+    assert len(templates) > 40 and found == REAL
