@@ -79,6 +79,10 @@ def _glm(name: str, arguments: Arguments) -> str:
     )
 
 
+def _glm47(name: str, arguments: Arguments) -> str:
+    return _glm(name, arguments).replace("\n<arg_", "<arg_")
+
+
 def _minimax(name: str, arguments: Arguments) -> str:
     parameters = "".join(f'<parameter name="{key}">{_text(value)}</parameter>\n' for key, value in arguments.items())
     return f'<invoke name="{name}">\n{parameters}</invoke>'
@@ -326,6 +330,7 @@ WRITERS: dict[str, Callable[[Answer], str]] = {
     "deepseek": _deepseek(True),
     "deepseek 3.1": _deepseek(False),
     "glm": _tagged(_glm),
+    "glm 4.7": _tagged(_glm47, "<tool_call>", "</tool_call>"),
     "minimax": _tagged(_minimax, "\n<minimax:tool_call>\n", "\n</minimax:tool_call>"),
     "phi4": _listed,
     "phi4 functools": _functools,

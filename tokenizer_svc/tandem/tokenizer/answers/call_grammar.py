@@ -146,6 +146,8 @@ def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writi
         return _listed("[TOOL_CALLS]" + (" " if "[TOOL_CALLS] [" in template else ""), "")
     if name == "gemma" and "<start_function_call>" not in template:
         return Writing(_python, "```tool_code", "\n", "\n", "\n```")
+    if name == "glm" and "</arg_key><arg_value>" in template:
+        return _glm("")
     if name == "hunyuan3":
         return _hunyuan3(template)
     if name == "longcat":
@@ -153,6 +155,13 @@ def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writi
     if name == "dsml" and "function_calls" in template:
         return _dsml("function_calls")
     return _WRITINGS.get(name, _PLAIN)
+
+
+def _glm(line: str) -> Writing:
+    """Up to GLM 4.6 with line breaks, from 4.7 on without."""
+    elements = Elements(f"{{}}{line}", f"<arg_key>{{}}</arg_key>{line}<arg_value>", f"</arg_value>{line}", "")
+    call = _elements(elements)
+    return Writing(call, "<tool_call>", between=f"</tool_call>{line}<tool_call>", tail="</tool_call>")
 
 
 def _hunyuan3(template: str) -> Writing:
@@ -189,8 +198,7 @@ _WRITINGS = {
         _named_call("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"),
         "<｜tool▁calls▁begin｜>", "", "\n", "<｜tool▁calls▁end｜>",
     ),
-    "glm": _tagged("<tool_call>", Elements("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
-                   "</tool_call>"),
+    "glm": _glm("\n"),
     "minimax": Writing(
         _elements(Elements('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>")),
         "<minimax:tool_call>", "\n", "\n", "\n</minimax:tool_call>",
