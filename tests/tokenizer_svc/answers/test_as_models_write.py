@@ -80,7 +80,10 @@ ROWS: dict[str, list[Row]] = {
         Row("<function_calls>f(n=)</function_calls>", "<function_calls>f(n=)</function_calls>",
             broken="<function_calls>f(n=)</function_calls>"),
     ],
-    "jamba": [Row(f" See.<tool_calls>[\n    {_JSON}\n]</tool_calls>", " See.", JSON_CALLS)],
+    "jamba": [
+        Row(f" See.<tool_calls>[\n    {_JSON}\n]</tool_calls>", " See.", JSON_CALLS),
+        Row(f"<think>hm</think><tool_calls>\n{_F}\n{_F}\n</tool_calls>", "", [F, F], "hm"),  # MiniMax M1
+    ],
     "apriel": [
         Row(f"{_APRIEL}See.\n<tool_calls>[{_JSON}]</tool_calls>", "See.", JSON_CALLS, "hm"),
         Row(f"{_APRIEL}Yes.\n[END FINAL RESPONSE]", "Yes.", reasoning="hm"),

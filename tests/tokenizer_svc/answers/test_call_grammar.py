@@ -87,6 +87,7 @@ WRITTEN = [
     "gemma4",
     "glm 4.7",
     "nemotron",
+    "olmo3",
     "hunyuan3",
     "hunyuan3 suffix",
     "hunyuan3 4",
