@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.common.lark import TEXT, Rules, json_value
-from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, escaped_object, keywords, schema_of
+from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, keywords, schema_of
+from tandem.tokenizer.answers.escaped_values import escaped_object
 from tandem.tokenizer.answers.formats import FORMATS, HUNYUAN_SUFFIX, M3_MARK, Format
 
 _SPACE = r"/[ \n]{0,4}/"
