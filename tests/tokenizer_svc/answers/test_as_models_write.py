@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tandem.tokenizer.answers.events import Kind, joined
-from tandem.tokenizer.answers.formats import FORMATS, format_of, opened_by
+from tandem.tokenizer.answers.formats import FORMATS, opened_by
 from tandem.tokenizer.answers.parser import AnswerParser
+from tandem.tokenizer.answers.signs import format_of
 from tests.tokenizer_svc.answers.answers import Answer, cut, parse, said
 
 

@@ -1,4 +1,4 @@
-"""The formats that models were trained to write: data, and how a chat template gives one away."""
+"""The formats that models were trained to write, as data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.tokenizer.answers import harmony
-from tandem.tokenizer.answers.elements_body import Elements
+from tandem.tokenizer.answers.elements_body import Elements, JsonOr
 from tandem.tokenizer.answers.json_body import json_calls, keyed_calls
 from tandem.tokenizer.answers.named_body import Declared, Named
 from tandem.tokenizer.answers.nested_body import Nested
@@ -36,26 +36,6 @@ def _loose_list(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps
 
 def _keyed(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
     return keyed_calls(reader, calls)
-
-
-@dataclass(frozen=True)
-class JsonOr:
-    """JSON, or else the elements."""
-
-    elements: Elements
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """What may be a control token."""
-        return self.elements.markers
-
-    def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
-        """Reads what is between the markers of a call. Raises BrokenError."""
-        first = yield from reader.solid()
-        if first == "{":
-            yield from json_calls(reader, calls, sure=True)
-        else:
-            yield from self.elements.read(reader, calls, ends)
 
 
 @dataclass(frozen=True)
@@ -269,49 +249,6 @@ FORMATS = {
     )
 }
 
-# What a template has to contain, all of it, the first row that fits.
-_SIGNS = (
-    ("harmony", ("<|channel|>", "<|message|>")),
-    ("gemma4", ("<|turn>",)),
-    ("lfm2", ("<|tool_call_start|>",)),
-    ("lfm2", ("<|tool_list_start|>",)),
-    ("apertus", ("<|tools_prefix|>",)),
-    ("longcat", ("<longcat_tool_call>",)),
-    ("dsml", ("｜DSML｜",)),
-    ("hunyuan3", ("<tool_sep",)),
-    ("hunyuan3", ("<tool_calls", "<arg_key")),
-    ("minimax-m3", (M3_MARK,)),
-    ("seed", ("<seed:tool_call>",)),
-    ("minimax", ("<minimax:tool_call>",)),
-    ("qwen3-coder", ("<function=", "<parameter=")),
-    ("glm", ("<arg_key>",)),
-    ("deepseek", ("<｜tool▁call▁begin｜>",)),
-    ("kimi", ("<|tool_call_begin|>",)),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("cohere", ("<|START_ACTION|>",)),
-    ("gemma", ("<start_function_call>",)),
-    ("gemma", ("<start_of_turn>", "tool_code")),
-    ("granite", ("<|start_of_role|>",)),
-    ("phi4", ("<|tool_call|>",)),
-    ("phi4", ("functools[",)),
-    ("olmo3", ("<function_calls>",)),
-    ("hunyuan", ("<answer>", "<tool_calls>")),
-    ("hunyuan", ("<answer>", "<|extra_0|>")),
-    ("hunyuan", ("<answer>", "<｜hy_")),
-    ("apriel", ("[BEGIN FINAL RESPONSE]",)),
-    ("nemotron", ("<TOOLCALL>",)),
-    ("jamba", ("<tool_calls>",)),
-    ("ernie", ("<response>", "</think>")),
-    ("hermes", ("<tool_call>",)),
-    ("pythonic", ("<|python_start|>",)),
-    ("pythonic", ("func_name1(",)),
-    ("llama3", ("<|start_header_id|>", "<|python_tag|>")),
-    ("llama3", ("<|start_header_id|>", '"parameters"')),
-    ("lfm2", ("<|im_start|>", "List of tools: ")),
-    ("think", ("<think>",)),
-    ("think", ("</think>",)),
-)
-
 
 def opened_by(form: Format, text: str) -> str | None:
     """Returns the marker with which a prompt of this end has begun the reasoning of the answer; None where it has
@@ -320,11 +257,3 @@ def opened_by(form: Format, text: str) -> str | None:
     if form.label:
         text = text.removesuffix(form.label).rstrip()
     return next((begin for begin, _ in form.reasoning if text.endswith(begin)), None)
-
-
-def format_of(template: str | None) -> Format | None:
-    """Returns the format that a chat template speaks of, or None where it speaks of none."""
-    if template is None:
-        return None
-    name = next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), None)
-    return None if name is None else FORMATS[name]
