@@ -248,7 +248,7 @@ def test_a_structural_tag_holds_what_a_trigger_begins(client: openai.OpenAI) -> 
 
 @pytest.fixture(scope="module")
 def gemma4(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[openai.OpenAI]:
-    template = TEMPLATE.replace("<tool_call>", "<|turn> and <|channel>")
+    template = TEMPLATE.replace("<tool_call>", "<|turn>")
     with serving(tmp_path_factory.mktemp("gemma4"), repository / "models" / "demo", template) as running:
         yield openai.OpenAI(base_url=running.base_url, api_key="none", max_retries=0, timeout=120)
 
@@ -269,7 +269,7 @@ def test_gemma_4s_thought_and_calls_are_told(gemma4: openai.OpenAI) -> None:
 
 
 def test_a_call_that_gemma_4_has_to_make_is_made(gemma4: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {**ASKED, "tools": CHAT_TOOLS, "tool_choice": "required"}
+    asked: dict[str, Any] = {**ASKED, "tools": CHAT_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     answer = gemma4.chat.completions.create(**asked).choices[0]
     calls = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls or []]
     check_calls(calls, set(FUNCTIONS))
