@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,23 +68,21 @@ class Stack:
         return load.running_requests, load.waiting_requests
 
 
-def tokenizer_folder(folder: Path, model: Path) -> Path:
+def tokenizer_folder(folder: Path, model: Path, template: str = TEMPLATE) -> Path:
     """The model's tokenizer, with a chat template."""
     target = folder / "demo"
     target.mkdir()
     shutil.copy(model / "tokenizer.model", target)
-    (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return target
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[Stack]:
+@contextmanager
+def serving(folder: Path, model: Path, template: str = TEMPLATE) -> Iterator[Stack]:
     """All three by `tandem serve`, which leaves nothing behind."""
-    folder = tmp_path_factory.mktemp("stack")
-    model = repository / "models" / "demo"
     command = [sys.executable, "-m", "tandem.client", "serve", f"--model={model}", "--drain=1"]
     command += [f"--{name}-port=0" for name in ("tokenizer", "worker", "http")]
-    command += [f"--tokenizer={tokenizer_folder(folder, model)}", "--worker-flag=--threads=1"]
+    command += [f"--tokenizer={tokenizer_folder(folder, model, template)}", "--worker-flag=--threads=1"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
@@ -99,6 +98,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterato
         process.wait(60)
     assert process.returncode == 130, (folder / "log").read_text()
     assert not psutil.wait_procs(children, timeout=0)[1]
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[Stack]:
+    with serving(tmp_path_factory.mktemp("stack"), repository / "models" / "demo") as running:
+        yield running
 
 
 @pytest.fixture

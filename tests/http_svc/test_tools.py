@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.client.test_terminal_chat import chat
-from tests.http_svc.conftest import Stack
+from tests.http_svc.conftest import TEMPLATE, Stack, serving
 
 pytestmark = pytest.mark.slow
 
@@ -241,3 +241,35 @@ def test_a_structural_tag_holds_what_a_trigger_begins(client: openai.OpenAI) -> 
         assert answer.message.content
     with pytest.raises(openai.BadRequestError, match="response_format"):
         client.chat.completions.create(**asked, extra_body={"response_format": {"type": "structural_tag"}})
+
+
+# --- a format whose reasoning has a label and whose calls are no JSON
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[openai.OpenAI]:
+    template = TEMPLATE.replace("<tool_call>", "<|turn>")
+    with serving(tmp_path_factory.mktemp("gemma4"), repository / "models" / "demo", template) as running:
+        yield openai.OpenAI(base_url=running.base_url, api_key="none", max_retries=0, timeout=120)
+
+
+def test_gemma_4s_thought_and_calls_are_told(gemma4: openai.OpenAI) -> None:
+    said = '<|channel>thought\nhm, so<channel|>See:<|tool_call>call:f{a:[1,<|"|>x<|"|>]}<tool_call|>'
+    answer = gemma4.chat.completions.create(**ASKED, extra_body=says(said))
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "See:"
+    assert choice.message.model_extra == {"reasoning_content": "hm, so"}
+    with gemma4.chat.completions.stream(**ASKED, extra_body=says(said)) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    for message in (choice.message, streamed.message):
+        [call] = message.tool_calls or []
+        assert call.function.name == "f" and json.loads(call.function.arguments) == {"a": [1, "x"]}
+    none = gemma4.chat.completions.create(**{**ASKED, "tools": openai.omit}, extra_body=says(said)).choices[0]
+    assert none.message.content == said.partition("<channel|>")[2] and none.message.tool_calls is None
+
+
+def test_a_call_that_gemma_4_has_to_make_is_made(gemma4: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**ASKED, "tools": CHAT_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    answer = gemma4.chat.completions.create(**asked).choices[0]
+    calls = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls or []]
+    check_calls(calls, set(FUNCTIONS))

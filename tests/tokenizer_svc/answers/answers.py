@@ -46,13 +46,13 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _gemma(value: Any) -> str:
+def _gemma(value: Any, delimiter: str) -> str:
     if isinstance(value, str):
-        return f"<escape>{value}<escape>"
+        return f"{delimiter}{value}{delimiter}"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_gemma(each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_gemma(each, delimiter)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_gemma, value)) + "]"
+        return "[" + ",".join(_gemma(each, delimiter) for each in value) + "]"
     return _json(value)
 
 
@@ -77,6 +77,10 @@ def _glm(name: str, arguments: Arguments) -> str:
     return name + "".join(
         f"\n<arg_key>{key}</arg_key>\n<arg_value>{_text(value)}</arg_value>" for key, value in arguments.items()
     )
+
+
+def _glm47(name: str, arguments: Arguments) -> str:
+    return _glm(name, arguments).replace("\n<arg_", "<arg_")
 
 
 def _minimax(name: str, arguments: Arguments) -> str:
@@ -167,8 +171,15 @@ def _harmony(answer: Answer) -> str:
 
 def _gemma_calls(answer: Answer) -> str:
     return answer.content + "".join(
-        f"<start_function_call>call:{name}{_gemma(arguments)}<end_function_call>" for name, arguments in answer.calls
+        f"<start_function_call>call:{name}{_gemma(arguments, '<escape>')}<end_function_call>"
+        for name, arguments in answer.calls
     )
+
+
+def _gemma4(answer: Answer) -> str:
+    text = _think(answer.reasoning, "<|channel>thought\n", "<channel|>") or "<|channel>thought\n<channel|>"
+    calls = ((name, _gemma(arguments, '<|"|>')) for name, arguments in answer.calls)
+    return text + answer.content + "".join(f"<|tool_call>call:{name}{written}<tool_call|>" for name, written in calls)
 
 
 def _gemma_code(answer: Answer) -> str:
@@ -182,6 +193,120 @@ def _functools(answer: Answer) -> str:
 
 def _listed(answer: Answer) -> str:
     return answer.content + (f"<|tool_call|>{_list(answer.calls)}<|/tool_call|>" if answer.calls else "")
+
+
+def _lfm2(json_calls: bool = False) -> Callable[[Answer], str]:
+    write = _list if json_calls else _python
+    return lambda answer: (
+        _think(answer.reasoning)
+        + answer.content
+        + (f"<|tool_call_start|>{write(answer.calls)}<|tool_call_end|>" if answer.calls else "")
+    )
+
+
+def _olmo3(answer: Answer) -> str:
+    lines = (
+        f"{name}({', '.join(f'{k}={_json(v)}' for k, v in arguments.items())})" for name, arguments in answer.calls
+    )
+    calls = f"<function_calls>{chr(10).join(lines)}</function_calls>" if answer.calls else ""
+    return _think(answer.reasoning) + answer.content + calls
+
+
+def _tool_calls(answer: Answer) -> str:
+    calls = f"\n<tool_calls>\n{_list(answer.calls)}\n</tool_calls>" if answer.calls else ""
+    return _think(answer.reasoning) + answer.content + calls
+
+
+def _hunyuan(answer: Answer) -> str:
+    text = _think(answer.reasoning) + f"<answer>\n{answer.content}\n"
+    return text + (f"<tool_calls>{_list(answer.calls)}</tool_calls>\n</answer>" if answer.calls else "</answer>")
+
+
+def _hunyuan3(suffix: str = "", line: str = "\n", sep: bool = True) -> Callable[[Answer], str]:
+    def one(name: str, arguments: Arguments) -> str:
+        pairs = "".join(
+            f"<arg_key{suffix}>{key}</arg_key{suffix}>{line}<arg_value{suffix}>{_text(value)}</arg_value{suffix}>{line}"
+            for key, value in arguments.items()
+        )
+        begin = f"<tool_call{suffix}>{name}" + (f"<tool_sep{suffix}>" if sep else "")
+        return f"{begin}{line}{pairs}</tool_call{suffix}>{line}"
+
+    def write(answer: Answer) -> str:
+        calls = line + "".join(one(*call) for call in answer.calls)
+        text = _think(answer.reasoning, f"<think{suffix}>", f"</think{suffix}>") + answer.content
+        return text + (f"<tool_calls{suffix}>{calls}</tool_calls{suffix}>" if answer.calls else "")
+
+    return write
+
+
+def _ernie(answer: Answer) -> str:
+    text = _think(answer.reasoning) + (f"<response>\n{answer.content}\n</response>\n" if answer.content else "")
+    calls = (f"\n<tool_call>\n{_object(*call)}\n</tool_call>\n" for call in answer.calls)
+    return text + "".join(calls)
+
+
+def _longcat(write: Callable[[str, Arguments], str]) -> Callable[[Answer], str]:
+    return lambda answer: (
+        _think(answer.reasoning, "<longcat_think>\n", "\n</longcat_think>\n")
+        + answer.content
+        + "".join(f"\n<longcat_tool_call>{write(*call)}\n</longcat_tool_call>" for call in answer.calls)
+    )
+
+
+def _longcat_pairs(name: str, arguments: Arguments) -> str:
+    return name + "".join(
+        f"\n<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>{_text(value)}</longcat_arg_value>"
+        for key, value in arguments.items()
+    )
+
+
+def _apertus(answer: Answer) -> str:
+    text = _think(answer.reasoning, "<|inner_prefix|>", "<|inner_suffix|>") + answer.content
+    calls = _json([{name: arguments} for name, arguments in answer.calls])  # type: ignore[arg-type]
+    return text + (f"<|tools_prefix|>{calls}<|tools_suffix|>" if answer.calls else "")
+
+
+def _dsml(group: str) -> Callable[[Answer], str]:
+    def one(name: str, arguments: Arguments) -> str:
+        parameters = "".join(
+            f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{_text(value)}'
+            "</｜DSML｜parameter>\n"
+            for key, value in arguments.items()
+        )
+        return f'<｜DSML｜invoke name="{name}">\n{parameters}</｜DSML｜invoke>\n'
+
+    def write(answer: Answer) -> str:
+        calls = "".join(one(*call) for call in answer.calls)
+        inner = f"\n\n<｜DSML｜{group}>\n{calls}</｜DSML｜{group}>" if calls else ""
+        return _think(answer.reasoning) + answer.content + inner
+
+    return write
+
+
+_M3 = "]<]minimax[>["
+
+
+def _m3_value(value: Any, nested: bool) -> str:
+    if nested and isinstance(value, dict) and value:
+        return "".join(f"{_M3}<{key}>{_m3_value(each, nested)}{_M3}</{key}>" for key, each in value.items())
+    if nested and isinstance(value, list) and value:
+        return "".join(f"{_M3}<item>{_m3_value(each, nested)}{_M3}</item>" for each in value)
+    return _text(value)
+
+
+def _m3(nested: bool) -> Callable[[Answer], str]:
+    def one(name: str, arguments: Arguments) -> str:
+        parameters = "".join(
+            f"{_M3}<{key}>{_m3_value(value, nested)}{_M3}</{key}>\n" for key, value in arguments.items()
+        )
+        return f'{_M3}<invoke name="{name}">\n{parameters}{_M3}</invoke>\n'
+
+    def write(answer: Answer) -> str:
+        calls = "".join(one(*call) for call in answer.calls)
+        text = _think(answer.reasoning, "<mm:think>", "</mm:think>") + answer.content
+        return text + (f"\n{_M3}<tool_call>\n{calls}{_M3}</tool_call>" if calls else "")
+
+    return write
 
 
 # How each format is written, by the format and a variant of it.
@@ -205,6 +330,7 @@ WRITERS: dict[str, Callable[[Answer], str]] = {
     "deepseek": _deepseek(True),
     "deepseek 3.1": _deepseek(False),
     "glm": _tagged(_glm),
+    "glm 4.7": _tagged(_glm47, "<tool_call>", "</tool_call>"),
     "minimax": _tagged(_minimax, "\n<minimax:tool_call>\n", "\n</minimax:tool_call>"),
     "phi4": _listed,
     "phi4 functools": _functools,
@@ -213,6 +339,27 @@ WRITERS: dict[str, Callable[[Answer], str]] = {
     "gemma": _gemma_calls,
     "gemma code": _gemma_code,
     "gemma list": _bare(_python),
+    "gemma4": _gemma4,
+    "lfm2": _lfm2(),
+    "lfm2 json": _lfm2(json_calls=True),
+    "olmo3": _olmo3,
+    "jamba": _tool_calls,
+    "apriel": lambda answer: _tool_calls(answer).replace("<think>", "Here are my reasoning steps:").replace(
+        "</think>", "[BEGIN FINAL RESPONSE]"),
+    "nemotron": lambda answer: _think(answer.reasoning) + answer.content + (
+        f"<TOOLCALL>{_list(answer.calls)}</TOOLCALL>" if answer.calls else ""),
+    "hunyuan": _hunyuan,
+    "hunyuan3": _hunyuan3(),
+    "hunyuan3 suffix": _hunyuan3(":opensource"),
+    "hunyuan3 4": _hunyuan3(":opensource", "", sep=False),
+    "ernie": _ernie,
+    "longcat": _longcat(lambda *call: f"\n{_object(*call)}"),
+    "longcat pairs": _longcat(_longcat_pairs),
+    "apertus": _apertus,
+    "dsml": _dsml("function_calls"),
+    "dsml 4": _dsml("tool_calls"),
+    "minimax-m3": _m3(nested=True),
+    "minimax-m3 flat": _m3(nested=False),
     "cohere": _cohere,
     "kimi": _kimi,
     "seed": _seed,

@@ -62,6 +62,13 @@ TEMPLATES = {
     "granite 4": "<tool_call>",
     "mistral list": "[TOOL_CALLS] [",
     "gemma": "<start_function_call>",
+    "gemma4": "<|channel>",
+    "glm 4.7": "</arg_key><arg_value>",
+    "hunyuan3": "<tool_sep>",
+    "hunyuan3 suffix": "<tool_sep:opensource>",
+    "hunyuan3 4": "<tool_call:opensource>",
+    "longcat pairs": "<longcat_arg_key>",
+    "dsml": "function_calls",
 }
 WRITTEN = [
     "json",
@@ -77,6 +84,20 @@ WRITTEN = [
     "granite",
     "granite 4",
     "gemma",
+    "gemma4",
+    "glm 4.7",
+    "nemotron",
+    "olmo3",
+    "hunyuan3",
+    "hunyuan3 suffix",
+    "hunyuan3 4",
+    "ernie",
+    "longcat",
+    "longcat pairs",
+    "apertus",
+    "dsml",
+    "dsml 4",
+    "minimax-m3 flat",
     "cohere",
     "kimi",
     "seed",
@@ -182,3 +203,59 @@ def test_what_a_format_cannot_hold_is_named() -> None:
     dated = {"name": "f", "parameters": {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}}
     with pytest.raises(NotWrittenError, match=r"tools\[3\]: day: format"):
         call_grammar(FORMATS["qwen3-coder"], [Tool.of(dated, "tools[3]")], control={}, required=True)
+
+
+D = '<|"|>'
+NESTED: dict[str, Any] = {
+    "P": {"type": "object", "properties": {"n": {"type": "integer"}, "q": {"$ref": "#/$defs/Q"}}, "required": ["n"]},
+    "Q": {"enum": ["a"]},
+}
+
+
+def gemma4(properties: dict[str, Any]) -> str:
+    schema = {"type": "object", "properties": properties, "$defs": NESTED}
+    tool = Tool.of({"name": "f", "parameters": schema}, "tools[0]")
+    return call_grammar(FORMATS["gemma4"], [tool], control=CONTROL, required=True, reasons=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 100_000}, "[1,2]", "[1]"),
+        ({"type": "array"}, f"[1,{D}a{D},[2,{{k:{D}b{D}}}]]", "[a]"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", "1"),
+        ({"type": ["string", "integer"]}, f"{D}x{D}", "true"),
+        ({"type": "object"}, f"{{k:{D}x{D},m:[1]}}", "1"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "{k:1,m:2}", f"{{k:{D}x{D}}}"),
+        ({"$ref": "#/$defs/P"}, f"{{n:1,q:{D}a{D}}}", f"{{q:{D}a{D}}}"),
+        ({"type": "array", "items": {"$ref": "#/$defs/Q"}}, f"[{D}a{D}]", f"[{D}b{D}]"),
+        ({"description": "any"}, "{k:[1]}", "x"),
+    ],
+)
+def test_values_of_gemma_4_keep_to_their_schemas(schema: dict[str, Any], right: str, wrong: str) -> None:
+    lark = gemma4({"v": schema})
+    call = f"<|tool_call>call:f{{v:{right}}}<tool_call|>"
+    assert allowed(lark, call) and not allowed(lark, call.replace(f"v:{right}", f"v:{wrong}"))
+    [(_, arguments)] = read("gemma4", call)[0].calls
+    jsonschema.validate(arguments["v"], {**schema, "$defs": NESTED})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/none"},
+        {"type": "array", "minItems": 3, "maxItems": 1},
+        {"type": "array", "minItems": "3"},
+        {"enum": [[1]]},
+    ],
+)
+def test_what_gemma_4_cannot_hold_is_named(schema: dict[str, Any]) -> None:
+    with pytest.raises(NotWrittenError, match=r"tools\[0\]: v: "):
+        gemma4({"v": schema})
+
+
+def test_a_schema_within_itself_cannot_be_held_by_gemma_4() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}, "right": {"$ref": "#/$defs/T"}}}
+    tool = Tool.of({"name": "f", "parameters": {"properties": {"t": tree}, "$defs": {"T": tree}}}, "tools[0]")
+    with pytest.raises(NotWrittenError, match="cannot be held"):
+        call_grammar(FORMATS["gemma4"], [tool], control=CONTROL, required=True)

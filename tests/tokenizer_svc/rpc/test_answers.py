@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
 from tandem.tokenizer.answers.events import Event, Kind, joined
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -143,3 +146,51 @@ async def test_what_is_wrong_with_the_parsing_is_named(start_service: Any, refus
     ):
         refused = await refusal(exchange(running.stub, [Request(open=Open(answer=answer))]))
         assert list(refused.violations) == [field], answer
+
+
+GEMMA4_MARKERS = ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>']
+GEMMA4_TEMPLATE = (
+    "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}<|turn>model\n"
+    "{% if enable_thinking %}<|channel>{% else %}<|channel>thought\n<channel|>{% endif %}"
+)
+
+
+def gemma4(folder: Path) -> Path:
+    """Single bytes, the control tokens of Gemma 4, and a template with its turns."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = tokenizers.Tokenizer(models.BPE({sign: place for place, sign in enumerate(bytes_)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(GEMMA4_MARKERS)
+    target = folder / "gemma4"
+    target.mkdir()
+    library.save(str(target / "tokenizer.json"))
+    (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": GEMMA4_TEMPLATE}))
+    return target
+
+
+async def test_gemma_4s_control_tokens_mark_its_thought_and_its_calls(start_service: Any, tmp_path: Path) -> None:
+    folder = gemma4(tmp_path)
+    running = await start_service(tokenizer=(f"gemma={folder}",))
+    told = (await running.stub.GetTokenizer(pb.GetTokenizerRequest())).tokenizer
+    assert told.answer_format == "gemma4"
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    begin, end = (library.token_to_id(mark) for mark in ("<|channel>", "<channel|>"))
+    text, meant = written("gemma4", Answer("hm", "See.", [CALL, ("f", {})]))
+    for thinks in (True, False):
+        chat = pb.EncodeChatRequest(
+            messages=[pb.ChatMessage(role="user", content="Hi <|channel>")],
+            template_arguments=json.dumps({"enable_thinking": thinks}),
+            tools=list(map(json.dumps, TOOLS)),
+            answer=pb.AnswerGuiding(calls=pb.CallChoice(required=True)),
+        )
+        prompt = await running.stub.EncodeChat(chat)
+        assert prompt.answer.in_reasoning is thinks and prompt.answer.grammar
+        assert (list(prompt.answer.reasoning_begin_ids), list(prompt.answer.reasoning_end_ids)) == ([begin], [end])
+        ids = library.encode(text.removeprefix("<|channel>") if thinks else text, add_special_tokens=False).ids
+        ids.append(library.token_to_id("<turn|>"))  # which means nothing here
+        for parts in ([ids], [[each] for each in ids]):
+            said_text, events = await ask(
+                running.stub, parts, answer=pb.AnswerParsing(tools=list(map(json.dumps, TOOLS))), context_ids=prompt.ids
+            )
+            assert said(events) == meant and said_text in text and "<turn|>" not in said_text

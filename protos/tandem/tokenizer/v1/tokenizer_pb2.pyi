@@ -1016,8 +1016,8 @@ class AnswerParsing(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     WITHOUT_CALLS_FIELD_NUMBER: _builtins.int
     format: _builtins.str
-    """A name: none (all is content), think, json, hermes, qwen3-coder, llama3, pythonic, mistral, deepseek, glm, minimax, phi4, granite, gemma,
-    cohere, kimi, seed, harmony. Empty: the tokenizer's `answer_format`; where that is empty all is content.
+    """A name, as in the table of docs/tokenizer.md: hermes, gemma4 and others; with none all is content. Empty: the
+    tokenizer's `answer_format`; where that is empty all is content.
     """
     in_reasoning: _builtins.bool
     """The prompt ends within reasoning. Absent: where the last of `context_ids` are the marker that begins it."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.common.lark import TEXT, Rules, json_value
-from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, escaped_object, keywords, schema_of
-from tandem.tokenizer.answers.formats import FORMATS, Format
+from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, keywords, schema_of
+from tandem.tokenizer.answers.escaped_values import escaped_object
+from tandem.tokenizer.answers.formats import FORMATS, HUNYUAN_SUFFIX, M3_MARK, Format
 
 _SPACE = r"/[ \n]{0,4}/"
 _DIGITS = "/[0-9]{1,3}/"
@@ -94,11 +95,24 @@ def _python(rules: Rules, tool: Tool) -> str:
     return f"{rules.literal(tool.name + '(')} {keywords(rules, tool.schema, tool.place)} {rules.literal(')')}"
 
 
-def _declared(rules: Rules, tool: Tool) -> str:
-    arguments = escaped_object(rules, tool.schema, tool.place)
-    return f"{rules.literal('call:' + tool.name)} {arguments} {rules.literal('<end_function_call>')}"
+def _json_words(rules: Rules, tool: Tool) -> str:
+    values = keywords(rules, tool.schema, tool.place, json_value)
+    return f"{rules.literal(tool.name + '(')} {values} {rules.literal(')')}"
 
 
+def _keyed(rules: Rules, tool: Tool) -> str:
+    return f"{rules.literal(f'{{{_quoted(tool.name)}: ')} {json_value(tool.schema)} {rules.literal('}')}"
+
+
+def _declared(delimiter: str, end: str) -> WriteCall:
+    def write(rules: Rules, tool: Tool) -> str:
+        arguments = escaped_object(rules, tool.schema, tool.place, delimiter)
+        return f"{rules.literal('call:' + tool.name)} {arguments} {rules.literal(end)}"
+
+    return write
+
+
+_M3 = Elements(f'{M3_MARK}<invoke name="{{}}">\n', f"{M3_MARK}<{{}}>", f"{M3_MARK}</{{}}>\n", f"{M3_MARK}</invoke>")
 _JSON = _json_call()
 _HERMES = Writing(_json_call(before="\n", behind="\n</tool_call>"), "<tool_call>", between="\n<tool_call>")
 _XML = Elements("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>")
@@ -110,6 +124,14 @@ def _listed(lead: str, tail: str) -> Writing:
 
 def _tagged(lead: str, elements: Elements, tail: str) -> Writing:
     return Writing(_elements(elements), lead, between=f"{tail}\n{lead}", tail=tail)
+
+
+def _dsml(group: str) -> Writing:
+    elements = Elements(
+        '<｜DSML｜invoke name="{}">\n', '<｜DSML｜parameter name="{}" string="{is_text}">', "</｜DSML｜parameter>\n",
+        "</｜DSML｜invoke>",
+    )  # fmt: skip
+    return Writing(_elements(elements), f"<｜DSML｜{group}>", "\n", "\n", f"\n</｜DSML｜{group}>")
 
 
 def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writing:
@@ -125,7 +147,46 @@ def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writi
         return _listed("[TOOL_CALLS]" + (" " if "[TOOL_CALLS] [" in template else ""), "")
     if name == "gemma" and "<start_function_call>" not in template:
         return Writing(_python, "```tool_code", "\n", "\n", "\n```")
+    if name == "glm" and "</arg_key><arg_value>" in template:
+        return _glm("")
+    if name == "hunyuan3":
+        return _hunyuan3(template)
+    if name == "longcat":
+        return _longcat(template)
+    if name == "dsml" and "function_calls" in template:
+        return _dsml("function_calls")
     return _WRITINGS.get(name, _PLAIN)
+
+
+def _glm(line: str) -> Writing:
+    """Up to GLM 4.6 with line breaks, from 4.7 on without."""
+    elements = Elements(f"{{}}{line}", f"<arg_key>{{}}</arg_key>{line}<arg_value>", f"</arg_value>{line}", "")
+    call = _elements(elements)
+    return Writing(call, "<tool_call>", between=f"</tool_call>{line}<tool_call>", tail="</tool_call>")
+
+
+def _hunyuan3(template: str) -> Writing:
+    """Returns how Hunyuan 3 writes calls: the second generation's markers have a suffix, the fourth has no <tool_sep>
+    and no line breaks."""
+    suffix = HUNYUAN_SUFFIX if f"{HUNYUAN_SUFFIX}>" in template else ""
+    line, sep = ("\n", f"<tool_sep{suffix}>") if "<tool_sep" in template else ("", "")
+    elements = Elements(
+        f"{line}<tool_call{suffix}>{{}}{sep}{line}",
+        f"<arg_key{suffix}>{{}}</arg_key{suffix}>{line}<arg_value{suffix}>",
+        f"</arg_value{suffix}>{line}",
+        f"</tool_call{suffix}>",
+    )
+    return Writing(_elements(elements), f"<tool_calls{suffix}>", between="", tail=f"{line}</tool_calls{suffix}>")
+
+
+def _longcat(template: str) -> Writing:
+    """Returns how LongCat writes calls: the first as JSON, later ones parameter by parameter."""
+    if "<longcat_arg_key>" not in template:
+        call = _json_call(before="\n", behind="\n</longcat_tool_call>")
+        return Writing(call, "<longcat_tool_call>", between="\n<longcat_tool_call>")
+    elements = Elements("{}\n", "<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>",
+                        "</longcat_arg_value>\n", "")  # fmt: skip
+    return _tagged("<longcat_tool_call>", elements, "</longcat_tool_call>")
 
 
 _PLAIN = Writing(_JSON, head="[", between=", ", tail="]")
@@ -138,15 +199,30 @@ _WRITINGS = {
         _named_call("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"),
         "<｜tool▁calls▁begin｜>", "", "\n", "<｜tool▁calls▁end｜>",
     ),
-    "glm": _tagged("<tool_call>", Elements("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
-                   "</tool_call>"),
+    "glm": _glm("\n"),
     "minimax": Writing(
         _elements(Elements('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>")),
         "<minimax:tool_call>", "\n", "\n", "\n</minimax:tool_call>",
     ),
+    "minimax-m3": Writing(
+        _elements(_M3),
+        f"{M3_MARK}<tool_call>", "\n", "\n", f"\n{M3_MARK}</tool_call>",
+    ),
     "phi4": _listed("<|tool_call|>", "<|/tool_call|>"),
     "granite": _listed("<|tool_call|>", ""),
-    "gemma": Writing(_declared, "<start_function_call>", between="<start_function_call>"),
+    "gemma": Writing(
+        _declared("<escape>", "<end_function_call>"), "<start_function_call>", between="<start_function_call>"
+    ),
+    "gemma4": Writing(_declared('<|"|>', "<tool_call|>"), "<|tool_call>", between="<|tool_call>"),
+    "lfm2": Writing(_python, "<|tool_call_start|>", "[", ", ", "]<|tool_call_end|>"),
+    "olmo3": Writing(_json_words, "<function_calls>", "", "\n", "</function_calls>"),
+    "jamba": _listed("<tool_calls>", "</tool_calls>"),
+    "apriel": _listed("<tool_calls>", "</tool_calls>"),
+    "hunyuan": _listed("<tool_calls>", "</tool_calls>"),
+    "nemotron": _listed("<TOOLCALL>", "</TOOLCALL>"),
+    "ernie": _HERMES,
+    "apertus": Writing(_keyed, "<|tools_prefix|>", "[", ", ", "]<|tools_suffix|>"),
+    "dsml": _dsml("tool_calls"),
     "cohere": Writing(_cohere, "<|START_ACTION|>", "[\n", ", ", "\n]<|END_ACTION|>"),
     "kimi": Writing(
         _named_call("<|tool_call_begin|>functions.", "<|tool_call_argument_begin|>", "<|tool_call_end|>", True),

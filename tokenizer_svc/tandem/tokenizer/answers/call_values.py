@@ -1,18 +1,17 @@
-"""Grammars of arguments that are not written as one JSON object: parameter by parameter, as Python, or escaped."""
+"""Grammars of arguments that are not written as one JSON object: parameter by parameter, or as Python."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tandem.common.lark import TEXT, Rules, json_value
 
-_MAX_DEPTH = 16
-_ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _HOLDS_TEXT = ("pattern", "format")  # what a schema says of a text that a grammar of plain text cannot hold it to
-_SHARED = ("$defs", "definitions")
+SHARED = ("$defs", "definitions")
 
 
 class NotWrittenError(ValueError):
@@ -38,7 +37,7 @@ class Parameter:
 
 def parameters_of(schema: Mapping[str, Any], place: str) -> list[Parameter]:
     """Returns the parameters that a schema names, in its order. Raises NotWrittenError."""
-    shared = {key: schema[key] for key in _SHARED if key in schema}
+    shared = {key: schema[key] for key in SHARED if key in schema}
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list) or "$ref" in schema:
         raise NotWrittenError(f"{place}: the parameters must be told by properties in this model's format")
@@ -54,7 +53,8 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Elements:
-    """Parameters between markers, one by one, values as plain text; `{}` stands for the name."""
+    """Parameters between markers, one by one, values as plain text; `{}` stands for the name, also where a value ends,
+    and `{is_text}` in a key for true or false."""
 
     call: str
     key: str
@@ -66,13 +66,26 @@ class Elements:
         parts = [rules.literal(self.call.replace("{}", name))]
         if _is_closed(schema):
             for parameter in parameters_of(schema, place):
-                key = rules.literal(self.key.replace("{}", parameter.name))
-                whole = f"{key} {_plain_value(rules, parameter, self.value_end)}"
+                key = rules.literal(_key(self.key, parameter))
+                whole = f"{key} {_plain_value(rules, parameter, self.value_end.replace('{}', parameter.name))}"
                 parts.append(whole if parameter.required else f"({whole})?")
         else:
             before, _, behind = self.key.partition("{}")
-            parts.append(f"({rules.literal(before)} {_ANY_KEY} {rules.literal(behind)} {rules.up_to(self.value_end)})*")
+            words = ("true", "false") if "{is_text}" in behind else ("",)
+            closes = " | ".join(rules.literal(behind.replace("{is_text}", word)) for word in words)
+            parts.append(f"({rules.literal(before)} {ANY_KEY} ({closes}) {self._any_value(rules)})*")
         return " ".join([*parts, rules.literal(self.end)])
+
+    def _any_value(self, rules: Rules) -> str:
+        if "{}" not in self.value_end:
+            return rules.up_to(self.value_end)
+        before, _, behind = self.value_end.partition("{}")
+        return f"{rules.up_to(before)} {ANY_KEY} {rules.literal(behind)}"
+
+
+def _key(form: str, parameter: Parameter) -> str:
+    types = _types(parameter.schema) if isinstance(parameter.schema, Mapping) else set()
+    return form.replace("{}", parameter.name).replace("{is_text}", "true" if types == {"string"} else "false")
 
 
 def _plain_value(rules: Rules, parameter: Parameter, end: str) -> str:
@@ -80,11 +93,11 @@ def _plain_value(rules: Rules, parameter: Parameter, end: str) -> str:
     schema, closing = parameter.schema, rules.literal(end)
     if not isinstance(schema, Mapping) or not (types := _types(schema)):
         return rules.up_to(end)
-    if (values := _listed(schema)) is not None:
+    if (values := listed(schema)) is not None:
         told = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
         return f"({' | '.join(map(rules.literal, told))}) {closing}"
     if types == {"string"}:
-        return rules.up_to(end, _text(schema, parameter.place))
+        return rules.up_to(end, text_of(schema, parameter.place))
     if "string" in types:
         return rules.up_to(end)
     return f"{json_value(schema)} {closing}"
@@ -92,7 +105,7 @@ def _plain_value(rules: Rules, parameter: Parameter, end: str) -> str:
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
     """Returns the types that a schema names; none where it does not say them itself."""
-    if (values := _listed(schema)) is not None:
+    if (values := listed(schema)) is not None:
         return {"string" if isinstance(value, str) else "other" for value in values}
     given = schema.get("type")
     if isinstance(given, str):
@@ -109,14 +122,15 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     return found or ({"other"} if "$ref" in schema else set())
 
 
-def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+def listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Returns the values that a schema lists; None where it lists none."""
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) and values else None
 
 
-def _text(schema: Mapping[str, Any], place: str) -> str:
+def text_of(schema: Mapping[str, Any], place: str) -> str:
     """Returns the terminal of a text. Raises NotWrittenError for what it cannot be held to."""
     for key in _HOLDS_TEXT:
         if key in schema:
@@ -127,26 +141,26 @@ def _text(schema: Mapping[str, Any], place: str) -> str:
     return rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/"
 
 
-def keywords(rules: Rules, schema: Mapping[str, Any], place: str) -> str:
-    """Returns the grammar of `name=value, ...` with Python's values. Raises NotWrittenError."""
-    if not _is_closed(schema):
-        one = f'{_ANY_KEY} "=" {json_value({})}'
-        return rules.rule(f'({one} (", " {one})*)?')
-    pairs = [
-        (f"{rules.literal(each.name + '=')} {_python_value(each.schema)}", each.required)
-        for each in parameters_of(schema, place)
-    ]
-    return _in_order(rules, pairs, '", "')
-
-
 def _python_value(schema: Any) -> str:
     """Numbers, texts and lists are the same as in JSON, and the readers of this format take its words too."""
-    if isinstance(schema, Mapping) and schema.get("type") == "boolean" and _listed(schema) is None:
+    if isinstance(schema, Mapping) and schema.get("type") == "boolean" and listed(schema) is None:
         return '("True" | "False")'
     return json_value(schema)
 
 
-def _in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> str:
+def keywords(rules: Rules, schema: Mapping[str, Any], place: str, value: Callable[[Any], str] = _python_value) -> str:
+    """Returns the grammar of `name=value, ...`. Raises NotWrittenError."""
+    if not _is_closed(schema):
+        one = f'{ANY_KEY} "=" {json_value({})}'
+        return rules.rule(f'({one} (", " {one})*)?')
+    pairs = [
+        (f"{rules.literal(each.name + '=')} {value(each.schema)}", each.required)
+        for each in parameters_of(schema, place)
+    ]
+    return in_order(rules, pairs, '", "')
+
+
+def in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> str:
     """Returns the grammar of these in their order with separators, all but the required ones left out at will."""
     behind = ""  # what may follow where something stands already
     alone = ""  # and where nothing does
@@ -159,49 +173,3 @@ def _in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> st
 
 
 _NOTHING = '""'
-
-
-def escaped_object(rules: Rules, schema: Mapping[str, Any], place: str) -> str:
-    """Returns the grammar of `{key:value,...}` with `<escape>` around texts. Raises NotWrittenError."""
-    return _escaped(rules, schema, place, 0)
-
-
-def _escaped(rules: Rules, schema: Any, place: str, depth: int) -> str:
-    if depth > _MAX_DEPTH or not isinstance(schema, Mapping):
-        raise NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
-    escape = rules.literal("<escape>")
-    if (values := _listed(schema)) is not None:
-        return f"({' | '.join(_escaped_literals(rules, values, place))})"
-    match schema.get("type"):
-        case "string":
-            return f"{escape} {rules.up_to('<escape>', _text(schema, place))}"
-        case "integer" | "number" | "boolean" | "null":
-            return json_value(schema)
-        case "array" if isinstance(schema.get("items"), Mapping):
-            one = _escaped(rules, schema["items"], place, depth + 1)
-            return rules.rule(f'"[" ({one} ("," {one})*)? "]"')
-        case "object" if isinstance(schema.get("properties"), Mapping):
-            pairs = []
-            for each in parameters_of(schema, place):
-                value = _escaped(rules, each.schema, each.place, depth + 1)
-                pairs.append((f"{rules.literal(each.name + ':')} {value}", each.required))
-            inside = _in_order(rules, pairs, '","')
-            return f'"{{" {inside} "}}"'
-        case "object" if depth == 0:
-            text = f"{escape} {rules.up_to('<escape>')}"
-            other = json_value({"type": ["number", "boolean", "null"]})
-            one = f'{_ANY_KEY} ":" ({text} | {other})'
-            return rules.rule(f'"{{" ({one} ("," {one})*)? "}}"')
-    raise NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
-
-
-def _escaped_literals(rules: Rules, values: list[Any], place: str) -> Iterator[str]:
-    for value in values:
-        if isinstance(value, str):
-            yield rules.literal(f"<escape>{value}<escape>")
-        elif value is None or isinstance(value, bool | int | float):
-            yield rules.literal(json.dumps(value))
-        else:
-            raise NotWrittenError(
-                f"{place}: a value that is a list or an object cannot be listed in this model's format"
-            )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.tokenizer.answers.json_body import json_calls
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
 from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
 from tandem.tokenizer.decoding.stop_strings import StopMatcher
@@ -26,18 +27,25 @@ class Elements:
     close: str
     in_lines: bool = False  # a value has a line break in front and behind
     several: bool = False  # calls may follow one another
+    names_end: bool = False  # a name need not have its close
+    text_close: str = ""  # of a key whose value is a text, whatever the schema says
+    json_close: str = ""  # and of one whose value is not
 
     _value_end: StopMatcher = field(init=False, repr=False, compare=False)
     _key_end: StopMatcher = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_value_end", StopMatcher([self.value_close]))
-        object.__setattr__(self, "_key_end", StopMatcher([self.key_close]))
+        object.__setattr__(self, "_key_end", StopMatcher(list(filter(None, self._key_closes))))
+
+    @property
+    def _key_closes(self) -> tuple[str, str, str]:
+        return self.key_close, self.text_close, self.json_close
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What may be a control token."""
-        return (self.name_open, self.name_close, self.key_open, self.key_close,
+        return (self.name_open, self.name_close, self.key_open, *self._key_closes,
                 self.value_open, self.value_close, self.close)  # fmt: skip
 
     def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
@@ -58,22 +66,24 @@ class Elements:
         yield from reader.solid()
         if self.name_open:
             yield from reader.expect(self.name_open)
-        following: str | None = None
-        if self.name_close:
-            name, _ = yield from reader.up_to(StopMatcher([self.name_close]), LONGEST_NAME)
-        else:
-            name, following = yield from reader.up_to(StopMatcher([self.key_open, *ends]), LONGEST_NAME)
+        closes = [self.close] if self.close else list(ends)
+        behind = [self.name_close] if self.name_close else []
+        if not behind or self.names_end:
+            behind += [self.key_open, *closes]
+        following: str | None
+        name, following = yield from reader.up_to(StopMatcher(behind), LONGEST_NAME)
+        following = None if following == self.name_close else following
         name = name.strip()
         calls.begin(name)
         begun: set[str] = set()
         while True:
             if following is None:
                 yield from reader.solid()
-                following = yield from reader.literal([self.key_open, *([self.close] if self.close else ends)])
+                following = yield from reader.literal([self.key_open, *closes])
             if following != self.key_open:
                 break
             following = None
-            key, _ = yield from reader.up_to(self._key_end, LONGEST_NAME)
+            key, closed = yield from reader.up_to(self._key_end, LONGEST_NAME)
             key = key.strip()
             if key in begun or not key:
                 raise BrokenError
@@ -82,7 +92,8 @@ class Elements:
                 yield from reader.expect(self.value_open)
             value = yield from self._value(reader)
             calls.arguments(f"{', ' if begun else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-            calls.arguments(calls.as_json(name, key, value))
+            is_text = bool(self.text_close) and closed == self.text_close
+            calls.arguments(json.dumps(value, ensure_ascii=False) if is_text else calls.as_json(name, key, value))
             begun.add(key)
         if not following and (self.close or not reader.ended or reader.rest):
             raise BrokenError
@@ -99,3 +110,23 @@ class Elements:
         if self.in_lines:
             value = value.removeprefix("\n").removesuffix("\n")
         return value
+
+
+@dataclass(frozen=True)
+class JsonOr:
+    """JSON, or else the elements."""
+
+    elements: Elements
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be a control token."""
+        return self.elements.markers
+
+    def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
+        """Reads what is between the markers of a call. Raises BrokenError."""
+        first = yield from reader.solid()
+        if first == "{":
+            yield from json_calls(reader, calls, sure=True)
+        else:
+            yield from self.elements.read(reader, calls, ends)

@@ -1,4 +1,4 @@
-"""The formats that models were trained to write: data, and how a chat template gives one away."""
+"""The formats that models were trained to write, as data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.tokenizer.answers import harmony
-from tandem.tokenizer.answers.elements_body import Elements
-from tandem.tokenizer.answers.json_body import json_calls
+from tandem.tokenizer.answers.elements_body import Elements, JsonOr
+from tandem.tokenizer.answers.json_body import json_calls, keyed_calls
 from tandem.tokenizer.answers.named_body import Declared, Named
-from tandem.tokenizer.answers.python_body import python_lines, python_list
+from tandem.tokenizer.answers.nested_body import Nested
+from tandem.tokenizer.answers.python_body import loose_list, python_lines, python_list
 from tandem.tokenizer.answers.reader import Reader, Steps
 from tandem.tokenizer.answers.writer import CallWriter
 
@@ -29,6 +30,14 @@ def _python_lines(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Ste
     return python_lines(reader, calls, sure=True)
 
 
+def _loose_list(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
+    return loose_list(reader, calls)
+
+
+def _keyed(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
+    return keyed_calls(reader, calls)
+
+
 @dataclass(frozen=True)
 class Calls:
     """Calls behind a marker. `ends` are the markers that may stand behind them; none where the calls show their end."""
@@ -46,11 +55,14 @@ class Format:
 
     name: str
     reasoning: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
+    label: str = ""  # a line that stands first in the reasoning and is not told
+    calls_end_reasoning: bool = False  # which has no end of its own then
     calls: tuple[Calls, ...] = ()
     bare: BareBody | None = None  # an answer may be a call without any marker
     bare_sign: str = ""  # with which that begins
     dropped: tuple[str, ...] = ()  # markers around calls that mean nothing by themselves
     dropped_content: tuple[str, ...] = ()  # and around content
+    parts: tuple[str, ...] = ()  # control tokens that markers are made of
     is_harmony: bool = False
 
     def markers(self, with_calls: bool = True) -> frozenset[str]:
@@ -59,7 +71,7 @@ class Format:
             return frozenset(harmony.MARKERS)
         found = {marker for pair in self.reasoning for marker in pair} | set(self.dropped_content)
         if with_calls:
-            found.update(self.dropped)
+            found.update((*self.dropped, *self.parts))
             for calls in self.calls:
                 found.update((calls.begin, *calls.ends))
                 found.update(getattr(getattr(calls.body, "__self__", None), "markers", ()))
@@ -68,14 +80,35 @@ class Format:
 
 _XML = Elements("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", in_lines=True, several=True)
 _GLM = Elements("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
+_LONGCAT = Elements(
+    "", "", "<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>", ""
+)
 _MINIMAX = Elements('<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", "</invoke>", several=True)
+_DSML = Elements(
+    '<｜DSML｜invoke name="', '">', '<｜DSML｜parameter name="', '">', "", "</｜DSML｜parameter>", "</｜DSML｜invoke>",
+    several=True, text_close='" string="true">', json_close='" string="false">',
+)  # fmt: skip
 _DEEPSEEK = Named(("<｜tool▁sep｜>",), kind="function")
 _MISTRAL = Named(("[ARGS]", "{"), id_marker="[CALL_ID]", or_list=True)
 _KIMI = Named(("<|tool_call_argument_begin|>",), numbered=True)
 _TAG = Named((">",))
 
 _THINK = ("<think>", "</think>")
+M3_MARK = "]<]minimax[>["
+HUNYUAN_SUFFIX = ":opensource"  # of all markers of some of Hunyuan 3's and 4's models
+
+
+def _hunyuan(suffix: str) -> Calls:
+    call, key, value = (f"tool_call{suffix}>", f"arg_key{suffix}>", f"arg_value{suffix}>")
+    body = Elements(
+        f"<{call}", f"<tool_sep{suffix}>", f"<{key}", f"</{key}", f"<{value}", f"</{value}", f"</{call}",
+        several=True, names_end=True,
+    )  # fmt: skip
+    return Calls(f"<tool_calls{suffix}>", body.read, (f"</tool_calls{suffix}>",), needs_end=True)
+
+
 _HERMES = Calls("<tool_call>", _json, ("</tool_call>",), needs_end=True)
+_TOOL_CALLS = Calls("<tool_calls>", _json, ("</tool_calls>",), needs_end=True)
 _LIST = Calls("<|tool_call|>", _json, ("<|/tool_call|>", "</|tool_call|>"))
 
 FORMATS = {
@@ -123,6 +156,12 @@ FORMATS = {
         Format(
             "minimax", calls=(Calls("<minimax:tool_call>", _MINIMAX.read, ("</minimax:tool_call>",), needs_end=True),)
         ),
+        Format(
+            "minimax-m3",
+            reasoning=(("<mm:think>", "</mm:think>"),),
+            calls=(Calls(f"{M3_MARK}<tool_call>", Nested(M3_MARK).read, (f"{M3_MARK}</tool_call>",), needs_end=True),),
+            parts=(M3_MARK, "<tool_call>", "</tool_call>"),
+        ),
         Format("phi4", calls=(_LIST, Calls("functools[", _json, keeps="["))),
         Format(
             "granite",
@@ -133,11 +172,60 @@ FORMATS = {
         Format(
             "gemma",
             calls=(
-                Calls("<start_function_call>", Declared().read, ("<end_function_call>",), needs_end=True),
+                Calls("<start_function_call>", Declared("<escape>").read, ("<end_function_call>",), needs_end=True),
                 Calls("```tool_code", _python_lines, ("```",), needs_end=True),
             ),
             bare=python_list,
             bare_sign="[",
+        ),
+        Format(
+            "gemma4",
+            reasoning=(("<|channel>", "<channel|>"),),
+            label="thought",
+            calls_end_reasoning=True,
+            calls=(Calls("<|tool_call>", Declared('<|"|>').read, ("<tool_call|>",), needs_end=True),),
+            dropped_content=("<channel|>",),
+        ),
+        Format(
+            "lfm2",
+            calls=(Calls("<|tool_call_start|>", _loose_list, ("<|tool_call_end|>",), needs_end=True),),
+            dropped=("<|tool_call_end|>",),
+        ),
+        Format("olmo3", calls=(Calls("<function_calls>", _python_lines, ("</function_calls>",), needs_end=True),)),
+        Format("jamba", calls=(_TOOL_CALLS,)),
+        Format(
+            "apriel",
+            reasoning=(("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"), _THINK),
+            calls=(_TOOL_CALLS,),
+            dropped_content=("[END FINAL RESPONSE]",),
+        ),
+        Format("nemotron", calls=(Calls("<TOOLCALL>", _json, ("</TOOLCALL>",), needs_end=True),)),
+        Format("hunyuan", calls=(_TOOL_CALLS,), dropped_content=("<answer>", "</answer>")),
+        Format(
+            "hunyuan3",
+            reasoning=(_THINK, (f"<think{HUNYUAN_SUFFIX}>", f"</think{HUNYUAN_SUFFIX}>")),
+            calls=(_hunyuan(""), _hunyuan(HUNYUAN_SUFFIX)),
+        ),
+        Format("ernie", calls=(_HERMES,), dropped_content=("<response>", "</response>")),
+        Format(
+            "longcat",
+            reasoning=(("<longcat_think>", "</longcat_think>"), _THINK),
+            calls=(Calls("<longcat_tool_call>", JsonOr(_LONGCAT).read, ("</longcat_tool_call>",), needs_end=True),),
+        ),
+        Format(
+            "apertus",
+            reasoning=(("<|inner_prefix|>", "<|inner_suffix|>"),),
+            calls_end_reasoning=True,
+            calls=(Calls("<|tools_prefix|>", _keyed, ("<|tools_suffix|>",), needs_end=True),),
+            dropped_content=("<|inner_suffix|>",),
+        ),
+        Format(
+            "dsml",
+            parts=("｜DSML｜",),
+            calls=tuple(
+                Calls(f"<｜DSML｜{name}>", _DSML.read, (f"</｜DSML｜{name}>",), needs_end=True)
+                for name in ("function_calls", "tool_calls")
+            ),
         ),
         Format(
             "cohere",
@@ -149,6 +237,7 @@ FORMATS = {
             "kimi",
             reasoning=(("◁think▷", "◁/think▷"), _THINK),
             calls=(Calls("<|tool_call_begin|>", _KIMI.read, ("<|tool_call_end|>",), needs_end=True),),
+            calls_end_reasoning=True,
             dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         ),
         Format(
@@ -160,41 +249,11 @@ FORMATS = {
     )
 }
 
-# What a template has to contain, all of it, the first row that fits.
-_SIGNS = (
-    ("harmony", ("<|channel|>", "<|message|>")),
-    ("seed", ("<seed:tool_call>",)),
-    ("minimax", ("<minimax:tool_call>",)),
-    ("qwen3-coder", ("<function=", "<parameter=")),
-    ("glm", ("<arg_key>",)),
-    ("deepseek", ("<｜tool▁call▁begin｜>",)),
-    ("kimi", ("<|tool_call_begin|>",)),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("cohere", ("<|START_ACTION|>",)),
-    ("gemma", ("<start_function_call>",)),
-    ("gemma", ("<start_of_turn>", "tool_code")),
-    ("granite", ("<|start_of_role|>",)),
-    ("phi4", ("<|tool_call|>",)),
-    ("phi4", ("functools[",)),
-    ("hermes", ("<tool_call>",)),
-    ("pythonic", ("<|python_start|>",)),
-    ("pythonic", ("func_name1(",)),
-    ("llama3", ("<|start_header_id|>", "<|python_tag|>")),
-    ("llama3", ("<|start_header_id|>", '"parameters"')),
-    ("think", ("<think>",)),
-    ("think", ("</think>",)),
-)
 
-
-def ends_in_reasoning(form: Format, text: str) -> bool:
-    """Returns True where a prompt with this end has begun the reasoning of the answer."""
-    begins = tuple(begin for begin, _ in form.reasoning)
-    return bool(begins) and text.rstrip().endswith(begins)
-
-
-def format_of(template: str | None) -> Format | None:
-    """Returns the format that a chat template speaks of, or None where it speaks of none."""
-    if template is None:
-        return None
-    name = next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), None)
-    return None if name is None else FORMATS[name]
+def opened_by(form: Format, text: str) -> str | None:
+    """Returns the marker with which a prompt of this end has begun the reasoning of the answer; None where it has
+    not."""
+    text = text.rstrip()
+    if form.label:
+        text = text.removesuffix(form.label).rstrip()
+    return next((begin for begin, _ in form.reasoning if text.endswith(begin)), None)

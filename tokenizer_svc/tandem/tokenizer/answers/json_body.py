@@ -27,12 +27,8 @@ def json_calls(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
     first = yield from reader.solid()
     if first == "[":
         reader.take(1)
-        while True:
-            yield from json_call(reader, calls, sure=sure)
-            if (yield from reader.solid()) not in (",", "]") or not reader.rest:
-                raise BrokenError
-            if reader.take(1) == "]":
-                return
+        yield from json_items(reader, calls, sure=sure)
+        return
     while True:
         yield from json_call(reader, calls, sure=sure)
         following = yield from reader.solid()
@@ -40,6 +36,45 @@ def json_calls(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
             reader.take(1)
         elif following != "{":
             return
+
+
+def json_items(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+    """Reads what is behind the opening bracket of a list of calls. Raises BrokenError."""
+    while True:
+        yield from json_call(reader, calls, sure=sure)
+        if (yield from _another(reader, "]")):
+            return
+
+
+def keyed_calls(reader: Reader, calls: CallWriter) -> Steps[None]:
+    """Reads a list of objects, or one, whose keys are names and whose values are arguments. Raises BrokenError."""
+    in_list = (yield from reader.solid()) == "["
+    if in_list:
+        reader.take(1)
+    while True:
+        yield from _is_next(reader, "{")
+        reader.take(1)
+        while True:
+            yield from _is_next(reader, '"')
+            name = yield from _text(reader)
+            yield from _is_next(reader, ":")
+            reader.take(1)
+            calls.begin(name)
+            yield from _arguments(reader, calls.arguments)
+            calls.end()
+            reader.record()
+            if (yield from _another(reader, "}")):
+                break
+        if not in_list or (yield from _another(reader, "]")):
+            return
+
+
+def _another(reader: Reader, end: str) -> Steps[bool]:
+    """Takes a comma, or the end, where it returns True. Raises BrokenError."""
+    following = yield from reader.solid()
+    if not following or following not in ("," + end):
+        raise BrokenError
+    return reader.take(1) == end
 
 
 def json_call(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:

@@ -1,23 +1,22 @@
-"""Values as Python writes them, and as FunctionGemma does, made into JSON."""
+"""Values as Python writes them, and as Gemma does, made into JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from functools import cache
 from typing import Any
 
 from tandem.tokenizer.answers.reader import BrokenError
 
 MAX_DEPTH = 64
 _MOST_DIGITS = 400
-_TOKEN = re.compile(
-    r"""\s*+(?:(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+')"""
-    r"""|<escape>(?P<raw>.*?)<escape>"""
+_READABLE = (
+    r"""(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+')"""
     r"""|(?P<number>[-+]?+(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?+\d++)?+)(?![\w.])"""
     r"""|(?P<word>[^\W\d][\w.\-]*)"""
-    r"""|(?P<sign>[\[\]{}(),:=]))""",
-    re.DOTALL,
+    r"""|(?P<sign>[\[\]{}(),:=])"""
 )
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _ESCAPE = re.compile(
@@ -27,18 +26,30 @@ _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
             "\\": "\\", "'": "'", '"': '"'}  # fmt: skip
 
 
-class Literals:
-    """Reads values out of a text. Every method raises BrokenError where another thing follows."""
+@cache
+def _tokens(delimiter: str) -> re.Pattern[str]:
+    raw = rf"|{re.escape(delimiter)}(?P<raw>.*?){re.escape(delimiter)}" if delimiter else ""
+    return re.compile(rf"\s*+(?:{_READABLE}{raw})", re.DOTALL)
 
-    def __init__(self, text: str) -> None:
+
+class Literals:
+    """Reads values out of a text; what is between two `delimiter` is a text as it stands there. Every method raises
+    BrokenError where another thing follows."""
+
+    def __init__(self, text: str, delimiter: str = "") -> None:
         self._text = text
         self._at = 0
+        self._tokens = _tokens(delimiter)
+        self._has_delimiter = bool(delimiter)
 
     def keywords(self, colon: str, end: str) -> str:
         """Reads `name=value, ...` up to `end` (`colon` stands in place of "="), and returns a JSON object."""
         found: dict[str, Any] = {}
         while not self._takes(end):
-            name = self._next("word")
+            match = self._match()
+            if match.lastgroup not in ("word", "raw"):
+                raise BrokenError
+            name = match[match.lastgroup]
             self._sign(colon)
             if name in found:
                 raise BrokenError
@@ -60,7 +71,7 @@ class Literals:
         kind, text = match.lastgroup, match[match.lastgroup or 0]
         if kind == "text":
             value = _unescaped(text[1:-1])
-            while (following := _TOKEN.match(self._text, self._at)) is not None and following.lastgroup == "text":
+            while (following := self._tokens.match(self._text, self._at)) is not None and following.lastgroup == "text":
                 self._at = following.end()
                 value += _unescaped(following["text"][1:-1])
             return value
@@ -70,6 +81,8 @@ class Literals:
             return _number(text)
         if kind == "word" and text in _WORDS:
             return _WORDS[text]
+        if kind == "word" and self._has_delimiter:  # that was left out
+            return text
         if text in ("[", "("):
             return self._list("]" if text == "[" else ")", depth)
         if text == "{":
@@ -103,24 +116,18 @@ class Literals:
         return values
 
     def _match(self) -> re.Match[str]:
-        match = _TOKEN.match(self._text, self._at)
+        match = self._tokens.match(self._text, self._at)
         if match is None:
             raise BrokenError
         self._at = match.end()
         return match
 
-    def _next(self, kind: str) -> str:
-        match = self._match()
-        if match.lastgroup != kind:
-            raise BrokenError
-        return match[kind]
-
     def _sign(self, sign: str) -> None:
-        if self._next("sign") != sign:
+        if not self._takes(sign):
             raise BrokenError
 
     def _takes(self, sign: str) -> bool:
-        match = _TOKEN.match(self._text, self._at)
+        match = self._tokens.match(self._text, self._at)
         if match is None or match.lastgroup != "sign" or match["sign"] != sign:
             return False
         self._at = match.end()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandem.tokenizer.answers.json_body import json_calls, json_object
 from tandem.tokenizer.answers.literals import Literals
-from tandem.tokenizer.answers.reader import Reader, Steps
+from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
 from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
 from tandem.tokenizer.decoding.stop_strings import StopMatcher
 
@@ -62,19 +62,25 @@ class Named:
 
 @dataclass(frozen=True)
 class Declared:
-    """`call:NAME{key:value,...}`, with `<escape>` around texts (FunctionGemma)."""
+    """`call:NAME{key:value,...}`, with a delimiter around texts (FunctionGemma, Gemma 4)."""
 
-    markers = ("<escape>",)
+    delimiter: str
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be a control token."""
+        return (self.delimiter,)
 
     def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
         """Reads what is between the markers of a call. Raises BrokenError."""
         yield from reader.solid()
-        yield from reader.expect("call:")
+        if not (yield from reader.literal(("call:", ":"))):  # some leave the word out
+            raise BrokenError
         name, _ = yield from reader.up_to(StopMatcher(["{"]), LONGEST_NAME)
         parts: list[str] = []
         markers = StopMatcher(ends)
         marker = yield from reader.until(markers, parts.append)
-        literals = Literals("".join(parts))
+        literals = Literals("".join(parts), self.delimiter)
         arguments = literals.keywords(":", "}")
         literals.finish()
         if marker:

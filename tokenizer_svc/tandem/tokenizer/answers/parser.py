@@ -82,29 +82,32 @@ class AnswerParser:
     # --- the answer
 
     def _read(self, in_reasoning: bool) -> Steps[None]:
+        marker = ""  # of calls or around them, which has ended the reasoning
         if in_reasoning and self.format.reasoning:
-            ends = list(dict.fromkeys(end for _, end in self.format.reasoning))
-            yield from self._reasoning(StopMatcher(ends))
+            marker = yield from self._reasoning(list(dict.fromkeys(end for _, end in self.format.reasoning)))
         may_be_bare = True
         while True:
-            if may_be_bare and self._with_calls:
-                yield from self._bare()
-            if self._markers is None:
-                yield from self._all_content()
-                return
-            marker = yield from self._reader.until(self._markers, self._content)
             if not marker:
-                self._flush_space()
-                return
+                if may_be_bare and self._with_calls:
+                    yield from self._bare()
+                if self._markers is None:
+                    yield from self._all_content()
+                    return
+                marker = yield from self._reader.until(self._markers, self._content)
+                if not marker:
+                    self._flush_space()
+                    return
             meaning = self._meanings[marker]
             may_be_bare = isinstance(meaning, str)
             if isinstance(meaning, str):
                 self._drop_space()
-                yield from self._reasoning(StopMatcher([meaning]))
-            elif meaning is None:
+                marker = yield from self._reasoning([meaning])
+                continue
+            if meaning is None:
                 self._drop_space()
             else:
                 yield from self._marked(marker, meaning)
+            marker = ""
 
     def _all_content(self) -> Steps[None]:
         while True:
@@ -115,14 +118,31 @@ class AnswerParser:
                 return
             yield
 
-    def _reasoning(self, ends: StopMatcher) -> Steps[None]:
+    def _reasoning(self, ends: list[str]) -> Steps[str]:
+        """Reads reasoning up to one of its ends, and returns the marker if it was one of calls."""
         self._strips = self.in_reasoning = True
-        found = yield from self._reader.until(ends, lambda text: self._text(Kind.REASONING, text))
+        ends_at_calls = self.format.calls_end_reasoning and self._with_calls
+        begins = [*self._begins, *self.format.dropped] if ends_at_calls else []
+        markers = [*ends, *begins]
+        if self.format.label:
+            yield from self._label(self.format.label, markers)
+        found = yield from self._reader.until(StopMatcher(markers), lambda text: self._text(Kind.REASONING, text))
         self.in_reasoning = False
         if found:
             self._drop_space()
         else:
             self._flush_space(Kind.REASONING)
+        return found if found in begins else ""
+
+    def _label(self, label: str, markers: list[str]) -> Steps[None]:
+        """Takes the first line of the reasoning if it is the label."""
+        reader = self._reader
+        yield from reader.solid()
+        taken = yield from reader.literal([label + behind for behind in ("\n", *markers)])
+        if taken:
+            reader.rest = taken[len(label) :] + reader.rest
+        elif reader.rest == label:  # and no more will come
+            reader.take(len(label))
 
     def _bare(self) -> Steps[None]:
         """Reads calls without a marker, if the answer is such."""

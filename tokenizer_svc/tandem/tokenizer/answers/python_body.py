@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tandem.tokenizer.answers.json_body import word_of
+from tandem.tokenizer.answers.json_body import json_items, word_of
 from tandem.tokenizer.answers.literals import Literals
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
 from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
@@ -12,6 +12,7 @@ from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
 _MAX_DEPTH = 64
 _NAME = re.compile(r"[\w.\-]+")
 _ORDINARY = re.compile(r"""[^()\[\]{}"']+""")
+_BEHIND_A_VALUE = ",:)]}"
 _IN_STRING = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 
 
@@ -19,13 +20,28 @@ def python_list(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]
     """Reads calls in brackets. Raises BrokenError."""
     yield from reader.solid()
     yield from reader.expect("[")
+    yield from _items(reader, calls, sure=sure)
+
+
+def _items(reader: Reader, calls: CallWriter, *, sure: bool, loose: bool = False) -> Steps[None]:
     while True:
-        yield from _call(reader, calls, sure=sure)
+        yield from _call(reader, calls, sure=sure, loose=loose)
         following = yield from reader.solid()
         if following not in (",", "]") or not following:
             raise BrokenError
         if reader.take(1) == "]":
             return
+
+
+def loose_list(reader: Reader, calls: CallWriter) -> Steps[None]:
+    """Reads calls in brackets, in Python or in JSON, whose texts may have their own quotes in them. Raises
+    BrokenError."""
+    yield from reader.solid()
+    yield from reader.expect("[")
+    if (yield from reader.solid()) == "{":
+        yield from json_items(reader, calls, sure=True)
+    else:
+        yield from _items(reader, calls, sure=True, loose=True)
 
 
 def python_lines(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
@@ -43,7 +59,7 @@ def python_lines(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None
             return
 
 
-def _call(reader: Reader, calls: CallWriter, *, sure: bool, printed: bool = False) -> Steps[None]:
+def _call(reader: Reader, calls: CallWriter, *, sure: bool, printed: bool = False, loose: bool = False) -> Steps[None]:
     yield from reader.solid()
     name = yield from word_of(reader, _NAME.match)
     if not name or len(name) > LONGEST_NAME or (yield from reader.solid()) != "(":
@@ -56,7 +72,7 @@ def _call(reader: Reader, calls: CallWriter, *, sure: bool, printed: bool = Fals
         return
     if not sure and not calls.knows(name):
         raise BrokenError
-    text = yield from _in_parentheses(reader)
+    text = yield from _in_parentheses(reader, loose)
     literals = Literals(text)
     arguments = literals.keywords("=", ")")
     literals.finish()
@@ -66,7 +82,7 @@ def _call(reader: Reader, calls: CallWriter, *, sure: bool, printed: bool = Fals
     reader.record()
 
 
-def _in_parentheses(reader: Reader) -> Steps[str]:
+def _in_parentheses(reader: Reader, loose: bool) -> Steps[str]:
     """Takes what is behind the opening parenthesis, with the closing one."""
     reader.take(1)
     parts: list[str] = []
@@ -80,7 +96,7 @@ def _in_parentheses(reader: Reader) -> Steps[str]:
         sign = reader.take(1)
         parts.append(sign)
         if sign in _IN_STRING:
-            yield from _string(reader, sign, parts)
+            yield from _string(reader, sign, parts, loose)
         else:
             depth += 1 if sign in "([{" else -1
             if depth > _MAX_DEPTH:
@@ -88,7 +104,9 @@ def _in_parentheses(reader: Reader) -> Steps[str]:
     return "".join(parts)
 
 
-def _string(reader: Reader, quote: str, parts: list[str]) -> Steps[None]:
+def _string(reader: Reader, quote: str, parts: list[str], loose: bool) -> Steps[None]:
+    """Takes a string behind its opening quote. Where it is `loose`, a quote ends it only in front of a sign that may
+    stand behind a value; others get a backslash."""
     ordinary = _IN_STRING[quote]
     while True:
         if not (yield from reader.peek()):
@@ -97,6 +115,14 @@ def _string(reader: Reader, quote: str, parts: list[str]) -> Steps[None]:
             parts.append(reader.take(match.end()))
             continue
         sign = reader.take(1)
+        if sign == quote and loose:
+            space: list[str] = []
+            following = yield from reader.solid(space.append)
+            ends = not following or following in _BEHIND_A_VALUE
+            parts += [sign if ends else "\\" + sign, *space]
+            if ends:
+                return
+            continue
         parts.append(sign)
         if sign == quote:
             return

@@ -78,9 +78,13 @@ class CallWriter:
         self.open = False
         self.complete += 1
 
+    def types(self, tool: str, parameter: str) -> frozenset[str]:
+        """Returns the types that the schema allows; none where it does not say."""
+        return (self._types or {}).get(tool, {}).get(parameter, frozenset())
+
     def as_json(self, tool: str, parameter: str, text: str) -> str:
         """Returns a parameter that came as plain text as JSON: as its schema's type, or what it looks like."""
-        types = (self._types or {}).get(tool, {}).get(parameter, frozenset())
+        types = self.types(tool, parameter)
         if types == {"string"}:
             return json.dumps(text, ensure_ascii=False)
         stripped = text.strip()

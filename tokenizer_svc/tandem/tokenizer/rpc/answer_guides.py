@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tandem.common.errors import FieldViolation, invalid_argument
 from tandem.tokenizer.answers.call_grammar import Tool, call_grammar, called_format, is_strict
 from tandem.tokenizer.answers.call_values import NotWrittenError
-from tandem.tokenizer.answers.formats import FORMATS, Format, ends_in_reasoning
+from tandem.tokenizer.answers.formats import FORMATS, Format, opened_by
 from tandem.tokenizer.answers.harmony import FINAL
 from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.encoding import Policy, Segment
@@ -36,9 +36,10 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
         form = called_format(form)
     form = form or FORMATS["none"]
     guide = pb.AnswerGuide(format=form.name)
-    guide.in_reasoning = ends_in_reasoning(form, text) or form.is_harmony
+    opened = opened_by(form, text)
+    guide.in_reasoning = opened is not None or form.is_harmony
     if not (form.is_harmony and request.tools):  # there, calls come in place of the channel that ends the reasoning
-        begin_ids, end_ids = reasoning_ids(form, loaded.tokenizer, _opened(form, text))
+        begin_ids, end_ids = reasoning_ids(form, loaded.tokenizer, opened)
         guide.reasoning_begin_ids.extend(begin_ids)
         guide.reasoning_end_ids.extend(end_ids)
     if asked.HasField("calls"):
@@ -56,7 +57,7 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
                 control=control,
                 required=asked.calls.required,
                 several=not asked.calls.single,
-                opened=_opened(form, text),
+                opened=opened,
                 reasons=not asked.calls.behind_reasoning,
             )
         except NotWrittenError as error:
@@ -77,10 +78,6 @@ def reasoning_ids(form: Format | None, tokenizer: Tokenizer, opened: str | None 
         if begin in ids and end in ids and opened in (None, begin):
             return [ids[begin]], [ids[end]]
     return [], []
-
-
-def _opened(form: Format, text: str) -> str | None:
-    return next((begin for begin, _ in form.reasoning if text.rstrip().endswith(begin)), None)
 
 
 def _tools(request: pb.EncodeChatRequest, asked: pb.CallChoice) -> Sequence[Tool]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.common.errors import StartError, failed_precondition, not_found
-from tandem.tokenizer.answers.formats import Format, format_of
+from tandem.tokenizer.answers.formats import Format
+from tandem.tokenizer.answers.signs import format_of
 from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.formats import FormatError, load_tokenizer

@@ -12,7 +12,7 @@ from tandem.common.guarded_method import unexpected
 from tandem.common.request_log import tell
 from tandem.common.rich_status import to_status
 from tandem.tokenizer.answers.events import Event, Kind, joined
-from tandem.tokenizer.answers.formats import FORMATS, ends_in_reasoning
+from tandem.tokenizer.answers.formats import FORMATS, opened_by
 from tandem.tokenizer.answers.parser import AnswerParser
 from tandem.tokenizer.answers.writer import types_of
 from tandem.tokenizer.decoding.streaming import StreamDecoder
@@ -276,7 +276,7 @@ def _parser(message: pb.DecodeStreamOpen, loaded: Loaded) -> AnswerParser:
         in_reasoning = asked.in_reasoning
     else:
         context = loaded.tokenizer.decode(list(message.context_ids), unparse_special=True)
-        in_reasoning = ends_in_reasoning(form, context)
+        in_reasoning = opened_by(form, context) is not None
     tools = read_tools(asked.tools, "open.answer.tools")
     return AnswerParser(
         form, tools=types_of(tools) if tools else None, in_reasoning=in_reasoning, with_calls=not asked.without_calls
