@@ -310,6 +310,7 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     },
     "DeepseekV2": {"q_lora_rank": one_of(ABSENT, 16, 32), "norm_topk_prob": one_of(False)},
     "DeepseekV3": {"q_lora_rank": one_of(ABSENT, 16, 32)},
+    "Mistral4": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "Glm4MoeLite": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "Youtu": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "DeepseekV32": {"mlp_bias": one_of(False)},  # which transformers does not look at
@@ -521,7 +522,7 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     if kind in BY_LAYER:
         full = _scaling(random, "default", "linear", "llama3", "yarn")
         return {"sliding_attention": _scaling(random, "default"), "full_attention": full}
-    if kind == "Ministral3":
+    if kind in ("Ministral3", "Mistral4"):
         return _scaling(random, "yarn") | {"llama_4_scaling_beta": random.choice((0.1, 0.5))}
     rotated = head_dim
     if "kv_lora_rank" in drawn:

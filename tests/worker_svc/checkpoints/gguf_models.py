@@ -53,6 +53,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "youtu": "deepseek2",
+    "mistral4": "mistral4",
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
@@ -289,7 +290,10 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if config.model_type == "gemma4_text":
         _describe_gemma4(writer, config)
-    if architecture_of(config) in ("deepseek2", *INDEXED):
+    if config.model_type == "mistral4":
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_attn_temperature_length(rope["original_max_position_embeddings"])
+    if architecture_of(config) in ("deepseek2", "mistral4", *INDEXED):
         _describe_latents(writer, config)
 
 
@@ -366,11 +370,11 @@ def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_indexer_top_k(config.index_topk)
     if architecture == "glm-dsa" and (kinds := config.indexer_types) is not None:
         writer.add_array("glm-dsa.attention.indexer.types", [kind == "full" for kind in kinds])
-    sigmoid = config.model_type != "deepseek_v2"
+    sigmoid = config.model_type not in ("deepseek_v2", "mistral4")
     kinds = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kinds.SIGMOID if sigmoid else kinds.SOFTMAX)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
-    if sigmoid and config.norm_topk_prob:
+    if config.model_type != "deepseek_v2" and config.norm_topk_prob:
         writer.add_expert_weights_norm(True)
     if config.n_group:
         writer.add_expert_group_count(config.n_group)

@@ -167,6 +167,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe_lite": MODELS["glm4 moe lite, kinds that are listed"],
     "youtu": MODELS["youtu"],
+    "mistral4": MODELS["mistral4"],
     "minicpm3": MODELS["minicpm3"],
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],

@@ -97,6 +97,8 @@ DEEPSEEK_V3 = DEEPSEEK | {"n_group": 4, "topk_group": 2}
 INDEXED = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 16, "pad_token_id": ABSENT}
 SIX_FACTORS = {"short_factor": [1.0, 1.1, 1.2] * 2, "long_factor": [1.0, 2.5, 4.0] * 2}
 FOUR_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.5, 4.0, 5.0]}
+# Which transformers has a class of, but has not among those that it finds for a config.
+transformers.AutoModelForCausalLM.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
 YARN_OF_LATENTS = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
@@ -215,6 +217,7 @@ MINISTRAL3 = {
     "llama_4_scaling_beta": 0.5,
 }
 
+MISTRAL4 = DEEPSEEK | {"rope_parameters": YARN_OF_LATENTS | {"llama_4_scaling_beta": 0.5}}
 GPT_NEOX = {
     **{"hidden_size": 96, "head_dim": None, "num_key_value_heads": None},
     "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
@@ -602,6 +605,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeLite",
         DEEPSEEK
         | {"first_k_dense_replace": None, "mlp_layer_types": ["sparse", "dense", "sparse"], "rope_interleave": False},
+    ),
+    "mistral4": ("Mistral4", MISTRAL4),
+    "mistral4, groups, halves, no latent of queries, biases, not normalized, sizes that are not compiled": (
+        "Mistral4",
+        MISTRAL4
+        | {"n_group": 4, "topk_group": 2, "rope_interleave": False, "q_lora_rank": ABSENT, "attention_bias": True}
+        | {"norm_topk_prob": False, "n_shared_experts": 2, "routed_scaling_factor": 1.7, "first_k_dense_replace": 0}
+        | {"kv_lora_rank": 22, "v_head_dim": 9},
+    ),
+    "mistral4, groups, a latent of queries, two shared": (
+        "Mistral4",
+        MISTRAL4 | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.7},
     ),
     "youtu": ("Youtu", LATENTS),
     "minicpm3": (
@@ -1038,6 +1053,7 @@ GGUF += ["gemma4", "gemma4 with experts", "llama4", "ministral3", "qwen3 next", 
 GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotron h", "falcon h1"]
 GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
+GGUF += ["mistral4", "mistral4, groups, a latent of queries, two shared"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
@@ -1063,6 +1079,7 @@ GRANTED: dict[str, dict[str, Any]] = {
         "attention_bias": False,
         "rope_parameters": YARN_OF_LATENTS | {"mscale": 0.7, "original_max_position_embeddings": 24},
     },
+    "Mistral4": {"rope_parameters": MISTRAL4["rope_parameters"] | {"mscale_all_dim": 1.0}},
     "DeepseekV32": {
         "attention_bias": False,
         "rope_parameters": YARN_OF_LATENTS | {"mscale_all_dim": 1.0, "original_max_position_embeddings": 24},
@@ -1108,7 +1125,7 @@ COMPANY += [
 COMPANY += ["olmoe, queries, keys and values that are limited", "glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
-COMPANY += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
+COMPANY += ["mistral4", "deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
 COMPANY += [
     "granite moe shared",
@@ -1207,6 +1224,7 @@ NEW = [
     "Afmoe",
     "Lfm3",
     "Cohere2Moe",
+    "Mistral4",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

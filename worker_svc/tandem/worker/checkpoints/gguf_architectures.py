@@ -13,7 +13,7 @@ from tandem.worker.checkpoints import gguf_further as further
 from tandem.worker.checkpoints import gguf_states as states
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
-from tandem.worker.checkpoints.gguf_latents import INDEX_NAMES, deepseek32, glm_dsa, latents, with_one_head
+from tandem.worker.checkpoints.gguf_latents import INDEX_NAMES, deepseek32, glm_dsa, latents, mistral4, with_one_head
 from tandem.worker.checkpoints.gguf_latents import LAYER_NAMES as LATENT_NAMES
 from tandem.worker.checkpoints.layer_parts import LFM2_SUM_OFFSET, ClampedSwiGLU
 
@@ -239,6 +239,14 @@ ARCHITECTURES = {
         drafting_layers=True,
         prepared=with_one_head,
         further=latents,
+    ),
+    "mistral4": GgufArchitecture(
+        "mistral4",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | _SHARED | LATENT_NAMES,
+        experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True),
+        prepared=with_one_head,
+        further=mistral4,
     ),
     "deepseek32": GgufArchitecture("deepseek_v32", **_INDEXED, further=deepseek32),
     "glm-dsa": GgufArchitecture("glm_moe_dsa", **_INDEXED, index_permuted=True, further=glm_dsa),

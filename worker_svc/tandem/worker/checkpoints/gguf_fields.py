@@ -85,7 +85,7 @@ _LATENTS: Table = (
     | rules(USED, "expert_weights_scale expert_weights_norm expert_group_count expert_group_used_count")
     | {"expert_gating_func": USED, "rope.scaling.attn_factor": Only((1,))}
 )
-# With another factor of all dimensions than 1, llama.cpp's logits of DeepSeek V3.2 are not those of the folder.
+# With another factor of all dimensions than 1, llama.cpp's logits of DeepSeek V3.2 and Mistral 4 are others than a folder's.
 _INDEXER: Table = rules(USED, *(f"attention.indexer.{name}" for name in ("head_count", "key_length", "top_k"))) | {
     "rope.scaling.yarn_log_multiplier": Only((0.1,))
 }
@@ -120,6 +120,9 @@ _MORE: Mapping[str, Table] = {
     | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
     | rules(USED, "expert_weights_scale expert_weights_norm"),
     "deepseek2": _LATENTS,
+    "mistral4": _LATENTS
+    | rules(USED, "attention.temperature_scale attention.temperature_length")
+    | {"nextn_predict_layers": Only((0,)), "rope.scaling.yarn_log_multiplier": Only((0.1,))},
     "deepseek32": _LATENTS | _INDEXER,
     "glm-dsa": _LATENTS | _INDEXER | rules(USED, "attention.indexer.types"),
     "minimax-m2": _EXPERTS,

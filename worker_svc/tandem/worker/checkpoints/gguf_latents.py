@@ -1,5 +1,5 @@
 """Reads what files of llama.cpp's `deepseek2` say of latents (DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Youtu), and
-those of `deepseek32` and `glm-dsa` of an indexer beside.
+those of `deepseek32` and `glm-dsa` of an indexer beside, and those of `mistral4`.
 
 Newer files have the heads' keys and values apart, as they are multiplied: `attn_k_b` `[heads, rank, unrotated]` and
 `attn_v_b` `[heads, value, rank]`; their sizes are `key_length_mla` and `value_length_mla`, `key_length` being that of a
@@ -18,7 +18,7 @@ from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.gguf_further import Facts
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import Experts, yarn_attention_factor
+from tandem.worker.checkpoints.layer_parts import Experts, QueryGrowth, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
 
 LAYER_NAMES = {
@@ -49,6 +49,10 @@ KEYS = {
     "latents.query_rank": "attention.q_lora_rank",
     "experts.groups": "expert_group_count",
     "experts.groups_per_token": "expert_group_used_count",
+}
+GROWTH_KEYS = {
+    "query_growth.beta": "attention.temperature_scale",
+    "query_growth.every": "attention.temperature_length",
 }
 INDEX_KEYS = {
     "indexer.heads": "attention.indexer.head_count",
@@ -114,6 +118,20 @@ def latents(fields: Fields, config: ModelConfig, _facts: Facts, scored: int = 1)
         "rope_scaling": scaling,
         "experts": experts,
     }
+
+
+def mistral4(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
+    """Latents, experts that are chosen by a softmax, and queries that grow with their position where a file says so."""
+    said = dict(latents(fields, config, facts))
+    experts: Experts | None = said["experts"]
+    if experts is None or experts.score != "softmax":
+        raise fields.error("expert_gating_func", "must be 1 (softmax), of experts")
+    growth, beta = None, fields.number("attention.temperature_scale", 0.0)
+    if beta:
+        every = fields.integer("attention.temperature_length")
+        growth = build(QueryGrowth, fields, GROWTH_KEYS, beta=beta, every=every)
+    more = {"experts": replace(experts, best_of_group=2), "query_growth": growth}
+    return said | more | {"architecture": config.architecture}
 
 
 def deepseek32(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:

@@ -261,6 +261,10 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "indexer_types index_topk_pattern index_topk_freq index_skip_topk_offset")
     | rules(NEUTRAL, "index_share_for_mtp_iteration")  # of layers that draft
     | {"indexer_rope_interleave": Only((True,))},
+    "mistral4": _LATENTS
+    | _LATENT_EXPERTS
+    | rules(USED, "first_k_dense_replace num_local_experts norm_topk_prob rope_interleave")
+    | _PARTIAL,
     "youtu": _LATENTS | rules(USED, "hidden_act rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
     "minicpm3": _LATENTS
     | rules(USED, "hidden_act mlp_bias scale_emb scale_depth dim_model_base")
@@ -559,6 +563,7 @@ ROPE_OF: Mapping[str, Table] = {
     "qwen3_5_text": _HYBRID_ROPE,  # of text alone, all three positions are the same
     "qwen3_5_moe_text": _HYBRID_ROPE,
     "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
+    "mistral4": _PARTIAL | {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
     "glm": _PARTIAL,
     "stablelm": _PARTIAL,
     "phi": _PARTIAL,

@@ -1,4 +1,5 @@
-"""Reads what models with latents (DeepSeek V2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, Youtu, MiniCPM3) say of them."""
+"""Reads what models with latents (DeepSeek V2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, Mistral 4, Youtu,
+MiniCPM3) say of them."""
 
 from __future__ import annotations
 
@@ -68,6 +69,25 @@ def glm_moe_dsa(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dic
         raise config.error(key, f"must say {' or '.join(_INDEXERS)} for each of the {layers} layers")
     choosing = tuple(layer for layer, kind in enumerate(kinds) if kind == "full")
     return {"indexer": _indexer(config, layers, 32, choosing)}
+
+
+def without_head_dim(config: Fields) -> Fields:
+    """Returns the config of a Mistral 4, whose `head_dim` is that of a head's query, without it."""
+    size = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
+    if config.integer("head_dim", size) != size:
+        raise config.error("head_dim", f"is {config.integer('head_dim')}, but with latents of these sizes it is {size}")
+    return config.with_values({key: value for key, value in config.values.items() if key != "head_dim"})
+
+
+def mistral4(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
+    """Returns no field of `ModelConfig`: what is said of the part of a head that rotates is what is said of latents."""
+    rotated = config.integer("qk_rope_head_dim")
+    query = config.integer("qk_nope_head_dim") + rotated
+    for fields in (config, rope):  # older files have it beside the others
+        share = fields.number("partial_rotary_factor", rotated / query)
+        if int(query * share) != rotated:
+            raise fields.error("partial_rotary_factor", f"is {share:g}, but {rotated} of {query} numbers rotate")
+    return {}
 
 
 def _indexer(config: Fields, layers: int, heads: int, choosing: tuple[int, ...]) -> Indexer:

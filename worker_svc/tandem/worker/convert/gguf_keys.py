@@ -90,7 +90,7 @@ def _rope(config: ModelConfig, kind: str) -> dict[str, Any]:
         values["rope.dimension_sections"] = [first, second, half - first - second, 0]
     scaling, growth = config.rope_scaling, config.query_growth
     if growth is not None:
-        values["attention.temperature_scale"] = growth.beta
+        values |= {"attention.temperature_scale": growth.beta, "attention.temperature_length": growth.every}
     if scaling is None:
         return values
     if scaling.kind == "longrope":

@@ -46,13 +46,15 @@ class LatentProjections(torch.nn.Module):
         self.key_up = HeadLinear(heads, latents.unrotated, latents.rank, dtype)
         self.value_up = HeadLinear(heads, latents.rank, latents.value, dtype)
 
-    def forward(self, normed: Rows) -> Projected:
-        """Projects rows `[N, hidden]`."""
+    def forward(self, normed: Rows, growth: torch.Tensor | None = None) -> Projected:
+        """Projects rows `[N, hidden]`, whose queries are multiplied by `growth` `[N, 1, 1]`, if at all."""
         sizes = self._sizes
         from_: Rows = normed
         if self.query_latent is not None and self.query_norm is not None:
             from_ = self.query_norm(self.query_latent(normed))
         queries = self.query(from_).view(-1, self._heads, sizes.query)
+        if growth is not None:
+            queries = (queries * growth).to(queries.dtype)
         absorbed = self.key_up(queries[..., : sizes.unrotated]).view(-1, self._heads, sizes.rank)
         return Projected(self.latent(normed), queries, absorbed, from_)
 

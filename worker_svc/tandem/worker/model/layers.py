@@ -66,7 +66,8 @@ class LatentLayer(Layer):
 
     def _attend(self, normed: Rows, step: Step) -> torch.Tensor:
         cache, layer, plan = step.cache, self._index, step.plans[self._attention]
-        latent, queries, absorbed, from_ = self.projections(normed)
+        growth = step.growth if self._queries_grow else None
+        latent, queries, absorbed, from_ = self.projections(normed, growth)
         norm = self.projections.latent_norm.weight, NORM_EPS
         queries = self._operations.store_latents(
             latent, norm, queries, absorbed, step.rotations[self._rope], cache, layer, step.slots
@@ -95,6 +96,7 @@ class LatentLayer(Layer):
             heads=config.num_heads,
             sizes=config.latents,
             scores=self._scores,
+            grows=self._queries_grow,
             choosing=None if self.indexer is None else self.indexer.choosing(),
         )
         return attending, None

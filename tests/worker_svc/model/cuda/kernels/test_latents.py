@@ -223,7 +223,7 @@ def test_matrices_of_heads_that_are_stored_in_few_bits_are_made_plain(kind: str)
 
 WHOLE = (
     "deepseek v2, groups, no latent of queries", "deepseek v3", "deepseek v3, halves, not normalized", "glm4 moe lite",
-    "youtu", "minicpm3",
+    "youtu", "minicpm3", "mistral4",
 )  # fmt: skip
 
 

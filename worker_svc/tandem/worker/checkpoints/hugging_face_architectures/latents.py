@@ -7,7 +7,13 @@ from typing import Any
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES
-from tandem.worker.checkpoints.hugging_face_latents import deepseek_v32, glm_moe_dsa, minicpm3
+from tandem.worker.checkpoints.hugging_face_latents import (
+    deepseek_v32,
+    glm_moe_dsa,
+    minicpm3,
+    mistral4,
+    without_head_dim,
+)
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_mla
 
 _LATENT_NAMES = GLM4_MOE_NAMES | {
@@ -153,6 +159,30 @@ LATENTS = (
             always={"score": "sigmoid", "biased": True},
         ),
         float32_router=True,
+    ),
+    Architecture(
+        "mistral4",
+        "Mistral4ForCausalLM",
+        _LATENT_NAMES
+        | dict.fromkeys(("experts.gate", "experts.up"), "mlp.experts.gate_up_proj")
+        | {"experts.down": "mlp.experts.down_proj"},
+        attention_bias=False,
+        interleaved=True,
+        latents=True,
+        rope_stated=True,
+        query_growth=True,
+        prepared=without_head_dim,
+        further=mistral4,
+        experts=ExpertFields(
+            ("n_routed_experts", "num_local_experts"),
+            128,
+            4,
+            normalized_by_default=True,
+            dense="first",
+            dense_first=0,
+            shared="count",
+            grouped=True,
+        ),
     ),
     Architecture(
         "youtu",

@@ -364,7 +364,7 @@ def _attends_latents(layer: LayerStruct, how: AttendingLatents, taken: _Taken, r
     )
     if how.query_latent is not None:
         layer.latents.query_latent = taken.one(how.query_latent)
-    layer.scale, layer.cap = how.scores.scale, how.scores.cap
+    layer.scale, layer.cap, layer.grows = how.scores.scale, how.scores.cap, how.grows
     if how.choosing is not None:
         _chooses(layer, how.choosing, taken, rooms)
     rooms |= {

@@ -276,6 +276,7 @@ class AttendingLatents(NamedTuple):
     heads: int
     sizes: Latents
     scores: Scores
+    grows: bool  # queries are multiplied by the step's factors
     choosing: Choosing | None = None
 
 

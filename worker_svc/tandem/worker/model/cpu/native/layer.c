@@ -285,6 +285,7 @@ static int attend_latents(const Layer *l, const Step *s, const float *entering, 
         from = s->gates;
     }
     product(&a->query, from, s->first, s);
+    if (l->grows) grow(s->first, a->heads * (a->unrotated + a->rotated), a->heads * (a->unrotated + a->rotated), s);
     product(&a->latent, entering, s->latent, s);
     int failed = of_heads(l, s, a->key_up, s->first, a->unrotated + a->rotated);
     if (failed) return failed;
