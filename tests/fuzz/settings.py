@@ -310,6 +310,17 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     },
     "DeepseekV2": {"q_lora_rank": one_of(ABSENT, 16, 32), "norm_topk_prob": one_of(False)},
     "DeepseekV3": {"q_lora_rank": one_of(ABSENT, 16, 32)},
+    "KimiLinear": {
+        "q_lora_rank": one_of(ABSENT, 16, 32),
+        "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "linear_attention"),
+        "linear_head_dim": one_of(4, 6, 8, 16, 24),
+        "linear_num_heads": one_of(1, 2, 3, 4),
+        "linear_conv_kernel_dim": one_of(2, 3, 4),
+        "n_group": _groups_of_experts,
+        "topk_group": lambda random, drawn: random.randint(
+            -(-drawn["num_experts_per_tok"] * drawn["n_group"] // drawn["num_experts"]), drawn["n_group"]
+        ),
+    },
     "Mistral4": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "Glm4MoeLite": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "Youtu": {"q_lora_rank": one_of(ABSENT, 16, 32)},
@@ -478,6 +489,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "GraniteMoeSWA": ("layer_types", "layer_rope_theta"),
     "HyperCLOVAX": ("use_post_norm",),
     "ExaoneMoe": ("n_group", "topk_group"),
+    "KimiLinear": ("n_group", "topk_group", "layer_types"),
 }
 
 
@@ -511,7 +523,7 @@ def _scaling(random: Random, *kinds: str) -> Drawn:
 def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     """RoPE's parameters; None: the class's own."""
     every = (*SCALINGS, "longrope")
-    if kind in ("NemotronH", "Phimoe", "GPTJ", "GPT2", "GPTBigCode", "GPTNeo", "OPT"):
+    if kind in ("NemotronH", "Phimoe", "GPTJ", "GPT2", "GPTBigCode", "GPTNeo", "OPT", "KimiLinear"):
         return None
     head_dim = drawn.get("head_dim", SIZES["head_dim"]) or drawn["hidden_size"] // drawn["num_attention_heads"]
     if kind in ("Gemma4Text", "Lfm3"):

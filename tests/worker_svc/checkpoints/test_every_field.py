@@ -168,6 +168,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": MODELS["glm4 moe lite, kinds that are listed"],
     "youtu": MODELS["youtu"],
     "mistral4": MODELS["mistral4"],
+    "kimi_linear": MODELS["kimi linear"],
     "minicpm3": MODELS["minicpm3"],
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],
@@ -252,6 +253,7 @@ IDLE = {
     # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
     "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},  # the layers are listed
+    "kimi_linear": {"first_k_dense_replace"},  # layers are listed
     "lfm2": {"full_attn_idxs"},  # they are listed here too
     "nemotron_h": {"rope_theta", "rope_scaling"},  # no layer is rotated
     "falcon_h1": {"mamba_expand"},  # the size is said
@@ -406,6 +408,7 @@ PLAUSIBLE: dict[str, Any] = {
     "mtp_hybrid_override_pattern": "*E",
     "moe_shared_expert_overlap": False,
     "norm_topk_prob": False,
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), ABSENT),
 }
 
 

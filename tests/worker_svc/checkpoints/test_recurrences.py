@@ -16,7 +16,7 @@ import torch
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
-from tandem.worker.checkpoints.places import places_of
+from tandem.worker.checkpoints.places import places_with_latents
 from tandem.worker.checkpoints.recurrences import Mamba
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.published_states import PUBLISHED
@@ -35,7 +35,7 @@ def test_a_published_config_has_the_parameters_states_and_names_that_its_model_h
     sizes = config.recurrence
     assert sizes is not None
     assert len(sizes.layers) * (math.prod(sizes.state) + (sizes.kernel - 1) * sizes.channels) == state
-    _, stored = places_of(shapes, architecture.stored_name)
+    _, stored = places_with_latents(config, shapes, architecture.stored_name)
     assert some_tensors.items() <= stored.items()
     assert sum(math.prod(shape) for shape in stored.values()) == parameters
 

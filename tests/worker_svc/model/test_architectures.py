@@ -218,6 +218,11 @@ MINISTRAL3 = {
 }
 
 MISTRAL4 = DEEPSEEK | {"rope_parameters": YARN_OF_LATENTS | {"llama_4_scaling_beta": 0.5}}
+KIMI = {key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_rank", "n_routed_experts")} | {
+    **{"num_hidden_layers": 4, "first_k_dense_replace": None, "num_experts": 8, "eos_token_id": 2},
+    **{"linear_head_dim": 16, "linear_num_heads": 3},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
 GPT_NEOX = {
     **{"hidden_size": 96, "head_dim": None, "num_key_value_heads": None},
     "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
@@ -751,6 +756,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 12, "hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1}
         | {"num_hidden_layers": 3, "layer_types": ["conv", "sliding_attention", "conv"]},
     ),
+    "kimi linear": ("KimiLinear", KIMI),
+    "kimi linear, a latent of queries, groups, layers that are listed, another window, sizes that are not compiled": (
+        "KimiLinear",
+        KIMI
+        | {"q_lora_rank": 32, "n_group": 4, "topk_group": 2, "linear_head_dim": 6, "linear_conv_kernel_dim": 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "attention_bias": True, "norm_topk_prob": False}
+        | {"n_shared_experts": 2, "kv_lora_rank": 22, "v_head_dim": 9},
+    ),
     "granite hybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "granite hybrid, dense": ("GraniteMoeHybrid", GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0}),
     "granite hybrid, dense, rotated, biases, limits": (
@@ -1125,7 +1138,7 @@ COMPANY += [
 COMPANY += ["olmoe, queries, keys and values that are limited", "glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
-COMPANY += ["mistral4", "deepseek v3.2", "glm moe dsa, what is chosen is shared"]
+COMPANY += ["mistral4", "kimi linear", "deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
 COMPANY += [
     "granite moe shared",
@@ -1225,6 +1238,7 @@ NEW = [
     "Lfm3",
     "Cohere2Moe",
     "Mistral4",
+    "KimiLinear",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

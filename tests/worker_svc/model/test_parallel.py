@@ -13,7 +13,7 @@ from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ConfigError, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, Recurrence, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence, ShortConvolution
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.model.parallel import Ranks
@@ -52,6 +52,7 @@ REPLICATED = (
     "latent_bias",
     "latent_norm",
 )
+REPLICATED += ("decay_in", "gate_in")
 REPLICATED += ("into_experts", "into_experts_bias", "out_of_experts")
 REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
 REPLICATED += ("index_query", "index_key", "index_norm", "index_norm_bias", "index_weights")
@@ -62,6 +63,7 @@ INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
 
 DELTA_NET = DeltaNet(layers=(0,), key_heads=8, value_heads=16, key_dim=4, value_dim=6, kernel=3)
+KIMI = KimiDelta(layers=(0,), heads=16, head_dim=4, kernel=3)
 CONVOLUTION = ShortConvolution(layers=(0,), channels=48, kernel=3, biases=True)
 MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="before")
 
@@ -83,7 +85,7 @@ def test_ranks_share_gates_of_attention_and_have_all_norms_around_a_state(size: 
 
 
 @pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("recurrence", [DELTA_NET, CONVOLUTION, MAMBA, replace(MAMBA, beside_attention=True)])
+@pytest.mark.parametrize("recurrence", [DELTA_NET, KIMI, CONVOLUTION, MAMBA, replace(MAMBA, beside_attention=True)])
 def test_parts_of_states_are_the_whole_and_fit_into_the_rank_s_modules(size: int, recurrence: Recurrence) -> None:
     assert_parts_are_the_whole(replace(CONFIG, recurrence=recurrence), size)
 
@@ -107,7 +109,9 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
                 assert tuple(ours.shape) == shapes[name], name
     for name, count in seen.items():
         last = name.rsplit(".", 1)[-1]
-        if last in REPLICATED or name.endswith("delta_net.norm_weight"):
+        if last in REPLICATED or name.endswith(
+            ("delta_net.norm_weight", "kimi_delta.norm_weight", "decay_in", "gate_in")
+        ):
             expected = size
         elif last.removesuffix("_bias") in ("k", "v") and ".attention." in name:
             expected = max(1, size // config.num_kv_heads)

@@ -85,7 +85,7 @@ _LATENTS: Table = (
     | rules(USED, "expert_weights_scale expert_weights_norm expert_group_count expert_group_used_count")
     | {"expert_gating_func": USED, "rope.scaling.attn_factor": Only((1,))}
 )
-# With another factor of all dimensions than 1, llama.cpp's logits of DeepSeek V3.2 and Mistral 4 are others than a folder's.
+# With another factor of all dimensions than 1, llama.cpp's logits of DeepSeek V3.2 and Mistral 4 are not a folder's.
 _INDEXER: Table = rules(USED, *(f"attention.indexer.{name}" for name in ("head_count", "key_length", "top_k"))) | {
     "rope.scaling.yarn_log_multiplier": Only((0.1,))
 }

@@ -107,7 +107,7 @@ class HuggingFaceCheckpoint:
             self._names |= ours
         else:
             known = self._architecture
-            if wrapper is not None or known.hybrid or known.renamed or known.own_norm_names:
+            if wrapper is not None or known.hybrid or known.renamed or known.own_norm_names or known.also_stored:
                 every = {theirs: known.our_name(theirs) for theirs in self._names}
                 self._names = {name: self._names[theirs] for theirs, name in every.items() if name is not None}
             ours = self._names

@@ -378,6 +378,16 @@ CONFIG: Mapping[str, Table] = {
         "attention_head_dim": Only((128,)),
         "layer_types": Only(),
     },
+    "kimi_linear": _LATENTS
+    | rules(USED, "linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim mlp_layer_types")
+    | rules(USED, "first_k_dense_replace model_max_length moe_renormalize norm_topk_prob num_expert_group n_group")
+    | rules(USED, "num_experts_per_token num_experts_per_tok num_shared_experts n_shared_experts topk_group")
+    | rules(USED, "num_experts num_local_experts moe_intermediate_size routed_scaling_factor")
+    # no layer rotates, and groups are as many as is said
+    | rules(NEUTRAL, "head_dim rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+    | rules(NEUTRAL, "use_grouped_topk ep_size aux_loss_alpha seq_aux")
+    | {"num_nextn_predict_layers": Only((0,)), "moe_layer_freq": Only((1,)), "mla_use_nope": Only((True,))}
+    | {"moe_router_activation_func": Only(("sigmoid",))},
     "bamba": _CONFIG
     | rules(USED, "attention_bias mlp_bias attn_layer_indices")
     | rules(NEUTRAL, "num_logits_to_keep z_loss_coefficient use_mamba_kernels attn_rotary_emb")

@@ -125,6 +125,8 @@ class Piece:
             tensor = tensor.float() + 1
         if self.expert is not None:
             return tensor[self.expert, self.rows]
+        if len(self.shape) == 4:
+            return tensor.flatten()
         if len(self.shape) == 3:  # a filter has one channel in each group
             return tensor.squeeze(1)
         if isinstance(self.rows, torch.Tensor):
@@ -147,15 +149,17 @@ def pieces(architecture: Architecture, config: ModelConfig, stored: Container[st
 
 def state_pieces(architecture: Architecture, config: ModelConfig) -> dict[str, Piece]:
     """Returns the pieces, by canonical name, of layers with states where nothing else is not as it is: the filters of
-    convolutions, stored `[channels, 1, kernel]`, the parts of Mamba's inputs, stored as z, channels and dt, and what is
-    called otherwise in such layers."""
+    convolutions, stored `[channels, 1, kernel]`, the parts of Mamba's inputs, stored as z, channels and dt, Kimi's
+    rates, stored `[1, 1, heads, 1]`, and what is called otherwise in such layers."""
     found: dict[str, Piece] = {}
     for layer in config.recurrence.layers if config.recurrence is not None else ():
         for part, stored in architecture.state_names.items():
             name = f"layers.{layer}.{part}"
             found[name] = Piece(f"model.layers.{layer}.{stored}", (config.hidden_size,))
     for name, shape in config.tensor_shapes().items():
-        if name.endswith(".filter"):
+        if name.endswith("kimi_delta.rate"):
+            found[name] = Piece(architecture.stored_name(name)[0], (1, 1, *shape, 1))
+        elif name.endswith((".filter", "_filter")):
             whole: tuple[int, ...] = (shape[0], 1, shape[1])
             found[name] = Piece(architecture.stored_name(name)[0], whole)
         elif ".mamba." in name and isinstance(config.recurrence, Mamba):

@@ -109,6 +109,74 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class KimiDelta:
+    """Layers with a gated delta rule whose decays are of channels of keys (`model/kimi_delta.py`)."""
+
+    layers: tuple[int, ...]
+    heads: int
+    head_dim: int  # of a head's query, key and value, and of what decays and gates are made of
+    kernel: int  # tokens that the convolution sees
+
+    def __post_init__(self) -> None:
+        require_size("kimi_delta.heads", self.heads, LIMITS["num_heads"])
+        require_size("kimi_delta.head_dim", self.head_dim, LIMITS["head_dim"])
+        require_size("kimi_delta.kernel", self.kernel, _MOST_KERNEL)
+
+    @property
+    def groups(self) -> int:
+        """Returns how many groups of heads there are, each with a query and a key."""
+        return self.heads
+
+    @property
+    def size(self) -> int:
+        """Returns the channels of the values, and of queries and keys: how many numbers the rule gives of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Returns the channels that go through the convolution: queries, keys, values."""
+        return 3 * self.size
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Returns the shape of what is carried from token to token: heads, rows, columns."""
+        return self.heads, self.head_dim, self.head_dim
+
+    @property
+    def factors(self) -> int:
+        """Returns how many numbers of a token a journal holds beside its inputs: a decay of each channel of the keys,
+        and a beta a head."""
+        return self.size + self.heads
+
+    def shared(self, ranks: int) -> KimiDelta:
+        """Returns the sizes of a rank's part. Raises ConfigError."""
+        _divide("kimi_delta.heads", self.heads, ranks)
+        return replace(self, heads=self.heads // ranks)
+
+    @property
+    def divided(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
+        wide = ("q", "k", "v", "q_filter", "k_filter", "v_filter", "decay_out", "gate_out", "bias")
+        return dict.fromkeys(wide, (self.size,)) | dict.fromkeys(("b", "rate"), (self.heads,))
+
+    def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of a layer, by canonical name within it."""
+        size, rank = self.size, self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {f"kimi_delta.{name}": (size, hidden_size) for name in "qkv"}
+        shapes |= {f"kimi_delta.{name}_filter": (size, self.kernel) for name in "qkv"}
+        shapes["kimi_delta.b"] = (self.heads, hidden_size)
+        for name in ("decay", "gate"):
+            shapes[f"kimi_delta.{name}_in"] = (rank, hidden_size)
+            shapes[f"kimi_delta.{name}_out"] = (size, rank)
+        return shapes | {
+            "kimi_delta.rate": (self.heads,),
+            "kimi_delta.bias": (size,),
+            "kimi_delta.norm_weight": (rank,),
+            "kimi_delta.output": (hidden_size, size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvolution:
     """Layers with a convolution over the last tokens between two gates (`model/short_convolution.py`)."""
 
@@ -256,4 +324,4 @@ def _divide(field: str, size: int, ranks: int) -> None:
         raise ConfigError(field, f"{size} cannot be shared by {ranks} ranks (tensor_parallel)")
 
 
-Recurrence: TypeAlias = DeltaNet | ShortConvolution | Mamba
+Recurrence: TypeAlias = DeltaNet | KimiDelta | ShortConvolution | Mamba

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
 
 _INFINITE = {"__float__": "Infinity"}  # which JSON has not, as transformers writes it
 
@@ -23,6 +23,8 @@ def states(config: ModelConfig) -> dict[str, Any]:
             "linear_conv_kernel_dim": sizes.kernel,
             "linear_allow_neg_eigval": sizes.beta_multiplier == 2,
         }
+    if config.architecture == "kimi_linear":
+        return _kimi(config)
     match config.architecture:
         case "lfm2" | "lfm2_moe" | "lfm3":
             return _lfm2(config)
@@ -35,6 +37,16 @@ def states(config: ModelConfig) -> dict[str, Any]:
         case "bamba":
             return {"attn_layer_indices": list(config.attention_layers), **_mamba(config)}
     return {}
+
+
+def _kimi(config: ModelConfig) -> dict[str, Any]:
+    sizes = config.recurrence
+    assert sizes is None or isinstance(sizes, KimiDelta)
+    said = {"layer_types": _kinds(config, "linear_attention", "full_attention")}
+    if sizes is None:
+        return said
+    heads = {"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim}
+    return said | heads | {"linear_conv_kernel_dim": sizes.kernel}
 
 
 def _lfm2(config: ModelConfig) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class DeltaRule:
     def step(self, state: torch.Tensor, x: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sizes, heads, keys = self.sizes, self.sizes.value_heads, self.sizes.key_dim
         q, k, v = torch.split(x, [sizes.key_size, sizes.key_size, sizes.size])
-        q, k = (_unit(part.view(-1, keys)).repeat_interleave(heads // sizes.key_heads, 0) for part in (q, k))
+        q, k = (unit(part.view(-1, keys)).repeat_interleave(heads // sizes.key_heads, 0) for part in (q, k))
         decay, beta = factors.view(2, heads, 1)
         state = state * decay.unsqueeze(-1)
         delta = (v.view(heads, -1) - (state * k.unsqueeze(-1)).sum(1)) * beta
@@ -48,5 +48,6 @@ class DeltaRule:
         return (normed * silu(z)).flatten()
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Makes vectors of unit length."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

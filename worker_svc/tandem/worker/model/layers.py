@@ -39,6 +39,8 @@ class RecurrentLayer(Layer):
         return step.states.recur(self.mixer.rule, self._state_index, mixed, gates)
 
     def _mixing(self) -> tuple[Attending | None, Carried | None]:
+        if self.mixer.gated_twice:
+            return None, None
         return None, Carried(self.mixer.first, self.attention_output, self.mixer.rule, self.mixer.beside)
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
@@ -192,8 +194,8 @@ def layer_class(config: ModelConfig, index: int) -> type[Layer]:
     """Returns what a layer of the model is."""
     if not config.mixes(index):
         return FeedForwardLayer
-    if config.latents is not None:
-        return LatentLayer
     if config.recurrence is not None and index in config.recurrence.layers:
         return BesideLayer if config.beside_attention else RecurrentLayer
+    if config.latents is not None:
+        return LatentLayer
     return ParallelLayer if config.parallel else Layer

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, Recurrence
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence
 from tandem.worker.model.delta_net import DeltaNetMixer
+from tandem.worker.model.kimi_delta import KimiDeltaMixer
 from tandem.worker.model.mamba import MambaMixer
 from tandem.worker.model.mixer import Mixer
 from tandem.worker.model.short_convolution import ShortConvolutionMixer
@@ -16,6 +17,8 @@ def make_mixer(config: ModelConfig, sizes: Recurrence, dtype: torch.dtype) -> Mi
     """Makes a layer's mixer, whose numbers are still to come."""
     if isinstance(sizes, DeltaNet):
         return DeltaNetMixer(config, sizes, dtype)
+    if isinstance(sizes, KimiDelta):
+        return KimiDeltaMixer(config, sizes, dtype)
     if isinstance(sizes, Mamba):
         return MambaMixer(config, sizes, dtype)
     return ShortConvolutionMixer(config, sizes, dtype)

@@ -122,7 +122,7 @@ class Rotations(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
         super().__init__()
-        self._head_dim = config.head_dim
+        self._head_dim = config.head_dim if config.latents is None else config.latents.rotated
         self._kinds = frozenset(config.layer_ropes)
         self.model = RotaryTable(config.for_full_layers(), device)
         self.window = RotaryTable(config.for_windows(), device) if "window" in self._kinds else None

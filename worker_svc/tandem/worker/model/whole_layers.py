@@ -4,6 +4,7 @@ that are no multiples of a register's and matrices without a compiled product ma
 from __future__ import annotations
 
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.recurrences import KimiDelta
 
 
 def not_compiled(config: ModelConfig, layer: int) -> str:
@@ -13,6 +14,7 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
         return behind
     has_state = config.recurrence is not None and layer in config.recurrence.layers
     found = {
+        "gates by two matrices": has_state and isinstance(config.recurrence, KimiDelta),
         "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
         "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
         "experts beside attention": config.parallel and config.has_experts(layer),

@@ -34,7 +34,7 @@ from triton.runtime.jit import JITFunction
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.kernels.changes import add_at
 from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of
@@ -43,6 +43,7 @@ from tandem.worker.model.cuda.operations import FLOAT32_ROWS, TritonOperations
 from tandem.worker.model.cuda.products import few_rows, same_bits
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.delta_rule import DeltaRule
+from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import FEW_BITS, Int8, KVFormat, Plain
 from tandem.worker.model.linear import HeadLinear, Linear, PlainWeight
@@ -205,8 +206,9 @@ def experts(case: Case, kinds: Sequence[Quantization | None], *numbers_of_tokens
 
 
 def states(dtype: torch.dtype, everything: bool) -> None:
-    """Layers with states: of the sizes of Qwen3.6-35B-A3B, Granite-4.0-H-Tiny and LFM2-1.2B."""
+    """Layers with states: of the sizes of Qwen3.6-35B-A3B, Kimi-Linear-48B-A3B, Granite-4.0-H-Tiny and LFM2-1.2B."""
     delta_net = DeltaNet((0,), 16, 32, 128, 128, 4)
+    kimi = KimiDelta((0,), 32, 128, 4)
     mamba = Mamba((0,), 48, 64, 1, 128, 4)
     convolution = ShortConvolution((0,), 2048, 3)
 
@@ -215,6 +217,7 @@ def states(dtype: torch.dtype, everything: bool) -> None:
 
     rules: list[Rule] = [
         DeltaRule(delta_net, 1e-6, torch.zeros(4, delta_net.channels), *zeros(32, 32, 128)),
+        KimiDeltaRule(kimi, 1e-6, torch.zeros(4, kimi.channels), *zeros(32, kimi.size, 128)),
         ConvolutionRule(convolution, torch.zeros(3, 2048), None),
     ]
     if everything:  # all norms, and sizes that fill no power of two

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import recurrences
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.delta_rule import DeltaRule
+from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.recurrence import Rule
@@ -28,7 +29,7 @@ from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_whole_model import cache_for, loaded, operations_for
 from tests.worker_svc.model.llama_folders import some_ids
-from tests.worker_svc.model.test_architectures import FALCON, GRANITE_HYBRID, HYBRID, LFM2, OLMO_HYBRID, saved
+from tests.worker_svc.model.test_architectures import FALCON, GRANITE_HYBRID, HYBRID, KIMI, LFM2, OLMO_HYBRID, saved
 
 SLOTS, JOURNAL = 5, 3
 
@@ -42,6 +43,12 @@ def delta_rule(key: int = 8, value: int = 16, kernel: int = 3, **options: Any) -
     heads = sizes.value_heads
     parts = -random(2, heads).exp(), random(3, heads), random(4, value)
     return DeltaRule(sizes, 1e-6, random(1, kernel, sizes.channels), *parts)
+
+
+def kimi_rule(head_dim: int = 8, kernel: int = 3) -> KimiDeltaRule:
+    sizes = KimiDelta((0,), 2, head_dim, kernel)
+    parts = -random(2, 2).exp(), random(3, sizes.size), random(4, head_dim)
+    return KimiDeltaRule(sizes, 1e-6, random(1, kernel, sizes.channels), *parts)
 
 
 def state_space(state: int = 8, head_dim: int = 8, **options: Any) -> MambaRule:
@@ -58,6 +65,8 @@ RULES: dict[str, Callable[[], Rule]] = {
     "delta rule": delta_rule,
     "delta rule, sizes that fill nothing": lambda: delta_rule(6, 10, 1),
     "delta rule, betas doubled": lambda: delta_rule(beta_multiplier=2.0),
+    "Kimi's delta rule": kimi_rule,
+    "Kimi's delta rule, sizes that fill nothing": lambda: kimi_rule(6, 1),
     "state space": state_space,
     "state space, norm before the gate": lambda: state_space(5, 7, norm="before"),
     "state space without a norm": lambda: state_space(norm="none"),
@@ -71,7 +80,7 @@ def rows_for(rule: Rule, rows: int, seed: int = 9) -> tuple[torch.Tensor, torch.
     sizes = rule.sizes
     if isinstance(sizes, ShortConvolution):
         return random(seed, rows, sizes.channels), 2 * random(seed + 1, rows, sizes.channels)
-    gates = sizes.factors if isinstance(sizes, DeltaNet) else sizes.heads
+    gates = sizes.factors if isinstance(sizes, DeltaNet | KimiDelta) else sizes.heads
     return random(seed, rows, sizes.channels + sizes.size), 2 * random(seed + 1, rows, gates)
 
 
@@ -113,7 +122,16 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
         x, z = silu(x), mixed[t, sizes.channels :].reshape(heads, columns)
         y = np.zeros((heads, columns))
         for head in range(heads):
-            if isinstance(rule, DeltaRule):
+            if isinstance(rule, KimiDeltaRule):
+                of_head = slice(head * rows, (head + 1) * rows)
+                q, k, v = x.reshape(3, heads, rows)[:, head]
+                q, k = q / np.sqrt((q * q).sum() + 1e-6) / math.sqrt(rows), k / np.sqrt((k * k).sum() + 1e-6)
+                decays = float(rule.decay_rate[head]) * np.logaddexp(0, gates[t, of_head] + part["bias"][of_head])
+                state[head] *= np.exp(decays)[:, None]
+                b = gates[t, heads * rows + head]
+                state[head] += np.outer(k, (v - k @ state[head]) / (1 + np.exp(-b)))
+                y[head] = q @ state[head]
+            elif isinstance(rule, DeltaRule):
                 of = rule.sizes
                 at = head // (heads // of.key_heads) * rows
                 q, k = x[at:][:rows], x[of.key_size + at :][:rows]
@@ -132,7 +150,9 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 dt = min(max(dt, rule.sizes.least_dt), rule.sizes.most_dt)
                 state[head] = np.exp(float(rule.rate[head]) * dt) * state[head] + np.outer(write, dt * given)
                 y[head] = read @ state[head] + float(rule.skip[head]) * given
-        if isinstance(rule, DeltaRule):
+        if isinstance(rule, KimiDeltaRule):
+            y = y / np.sqrt((y * y).mean(-1, keepdims=True) + rule.eps) * part["norm"] / (1 + np.exp(-z))
+        elif isinstance(rule, DeltaRule):
             y = y / np.sqrt((y * y).mean(-1, keepdims=True) + rule.eps) * part["norm"] * silu(z)
         else:
             gate, norm = silu(z * rule.sizes.multipliers[0]), rule.sizes.norm
@@ -145,7 +165,15 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("dtype", some(DTYPES, torch.float32), ids=str)
 @pytest.mark.parametrize(
-    "name", some(RULES, "delta rule", "delta rule, betas doubled", "state space, norm before the gate", "convolution")
+    "name",
+    some(
+        RULES,
+        "delta rule",
+        "delta rule, betas doubled",
+        "Kimi's delta rule",
+        "state space, norm before the gate",
+        "convolution",
+    ),
 )
 def test_kernels_compute_what_is_written_in_float64(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +203,7 @@ def everything(cache: StateCache, slots: Sequence[int]) -> list[torch.Tensor]:
     return [part[slot] for part in parts for slot in slots]
 
 
-@pytest.mark.parametrize("name", some(RULES, "delta rule", "convolution"))
+@pytest.mark.parametrize("name", some(RULES, "delta rule", "Kimi's delta rule", "convolution"))
 def test_bits_depend_neither_on_chunks_nor_on_company_nor_on_what_turned_out_wrong(name: str) -> None:
     rule = RULES[name]()
     mixed, gates = rows_for(rule, 10)
@@ -250,6 +278,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         OLMO_HYBRID | TINY | {"num_key_value_heads": 2, "num_hidden_layers": 2}
         | {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2}
         | {"linear_num_value_heads": 2, "linear_value_head_dim": 8},
+    ),
+    "kimi linear": (
+        "KimiLinear",
+        KIMI | {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        | {"linear_head_dim": 8, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
     ),
     "falcon h1": ("FalconH1", FALCON | TINY | {"mamba_n_heads": 6}),
 }  # fmt: skip

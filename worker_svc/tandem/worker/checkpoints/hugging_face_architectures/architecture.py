@@ -161,6 +161,8 @@ class Architecture:
     own_norm_names: Mapping[str, str] = field(
         default_factory=dict
     )  # the same of norms that are of one of two parts each
+    # Parts of names of tensors that some files have otherwise, and as we know them.
+    also_stored: Mapping[str, str] = field(default_factory=dict)
     grouped_qkv: bool = False  # q, k and v are one tensor by heads of keys (`places.py`)
     router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
     scalars: tuple[str, ...] = ()  # what the names of tensors end with that are numbers, not vectors of one
@@ -187,7 +189,7 @@ class Architecture:
             return None
         beginning = next((each for each in self.renamed if stored.startswith(each)), "")
         name = self.renamed.get(beginning, "") + stored.removeprefix(beginning)
-        for theirs, ours in self.own_norm_names.items():
+        for theirs, ours in (*self.own_norm_names.items(), *self.also_stored.items()):
             name = name.replace(theirs, ours)
         return name
 

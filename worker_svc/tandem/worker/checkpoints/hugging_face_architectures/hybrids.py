@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
+from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GLM4_MOE_NAMES,
     GRANITE_MOE_NAMES,
+    LATENT_NAMES,
     NORMS_AFTER,
     SHARED_EXPERT,
 )
+from tandem.worker.checkpoints.hugging_face_kimi import kimi_linear, with_usual_names
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe, lfm3
 from tandem.worker.checkpoints.hugging_face_mamba import bamba, falcon_h1, granite_hybrid, nemotron_h, with_layers
 from tandem.worker.checkpoints.hugging_face_olmo_hybrid import olmo_hybrid
@@ -102,6 +104,29 @@ _FALCON_NAMES = (
     | _mamba_names("mamba")
     | {"mlp.norm": "pre_ff_layernorm.weight"}
 )
+_KIMI_NAMES = GLM4_MOE_NAMES | {
+    **LATENT_NAMES,
+    **{
+        name: stored.replace("mlp.", "block_sparse_moe.")
+        for name, stored in GLM4_MOE_NAMES.items()
+        if "expert" in stored
+    },
+    "router": "block_sparse_moe.gate.weight",
+    "router_bias": "block_sparse_moe.gate.e_score_correction_bias",
+    "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
+    "experts.up": "block_sparse_moe.experts.{}.w3.weight",
+    "experts.down": "block_sparse_moe.experts.{}.w2.weight",
+    **{f"kimi_delta.{name}": f"self_attn.{name}_proj.weight" for name in "qkvb"},
+    **{f"kimi_delta.{name}_filter": f"self_attn.{name}_conv1d.weight" for name in "qkv"},
+    "kimi_delta.decay_in": "self_attn.f_a_proj.weight",
+    "kimi_delta.decay_out": "self_attn.f_b_proj.weight",
+    "kimi_delta.gate_in": "self_attn.g_a_proj.weight",
+    "kimi_delta.gate_out": "self_attn.g_b_proj.weight",
+    "kimi_delta.rate": "self_attn.A_log",
+    "kimi_delta.bias": "self_attn.dt_bias",
+    "kimi_delta.norm_weight": "self_attn.o_norm.weight",
+    "kimi_delta.output": "self_attn.o_proj.weight",
+}
 _HYBRID: Mapping[str, Any] = {
     "layer_names": _HYBRID_NAMES,
     "special_ids": {},
@@ -216,5 +241,29 @@ HYBRIDS = (
         final_norm="model.final_layernorm.weight",
         own_layer_kinds=True,
         further=falcon_h1,
+    ),
+    Architecture(
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        _KIMI_NAMES,
+        special_ids={"bos_token_id": 163584, "eos_token_id": 163586},
+        # as transformers writes dense layers
+        also_stored={f".block_sparse_moe.{part}_proj.": f".mlp.{part}_proj." for part in ("gate", "up", "down")},
+        attention_bias=False,
+        latents=True,
+        own_layer_kinds=True,
+        float32_router=True,
+        prepared=with_usual_names,
+        further=kimi_linear,
+        experts=ExpertFields(
+            ("num_experts", "num_local_experts"),
+            256,
+            normalized_by_default=True,
+            dense="kinds",
+            shared="count",
+            grouped=True,
+            scale=2.446,
+            always={"score": "sigmoid", "biased": True},
+        ),
     ),
 )

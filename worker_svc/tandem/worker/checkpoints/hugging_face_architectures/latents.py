@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
-from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES
+from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES, LATENT_NAMES
 from tandem.worker.checkpoints.hugging_face_latents import (
     deepseek_v32,
     glm_moe_dsa,
@@ -16,17 +16,7 @@ from tandem.worker.checkpoints.hugging_face_latents import (
 )
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_mla
 
-_LATENT_NAMES = GLM4_MOE_NAMES | {
-    "attention.query_latent": "self_attn.q_a_proj.weight",
-    "attention.query_latent_bias": "self_attn.q_a_proj.bias",
-    "attention.query_norm": "self_attn.q_a_layernorm.weight",
-    "attention.query_up": "self_attn.q_b_proj.weight",
-    "attention.latent": "self_attn.kv_a_proj_with_mqa.weight",
-    "attention.latent_bias": "self_attn.kv_a_proj_with_mqa.bias",
-    "attention.latent_norm": "self_attn.kv_a_layernorm.weight",
-    "attention.key_up": "self_attn.kv_b_proj.weight",
-    "attention.value_up": "self_attn.kv_b_proj.weight",
-}
+_LATENT_NAMES = GLM4_MOE_NAMES | LATENT_NAMES
 _INDEXED_NAMES = _LATENT_NAMES | {
     "attention.index_query": "self_attn.indexer.wq_b.weight",
     "attention.index_key": "self_attn.indexer.wk.weight",

@@ -29,6 +29,17 @@ GLM4_MOE_NAMES = LAYER_NAMES | {
     "shared.down": "mlp.shared_experts.down_proj.weight",
     **{f"shared.{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in ("gate", "up", "down")},
 }
+LATENT_NAMES = {
+    "attention.query_latent": "self_attn.q_a_proj.weight",
+    "attention.query_latent_bias": "self_attn.q_a_proj.bias",
+    "attention.query_norm": "self_attn.q_a_layernorm.weight",
+    "attention.query_up": "self_attn.q_b_proj.weight",
+    "attention.latent": "self_attn.kv_a_proj_with_mqa.weight",
+    "attention.latent_bias": "self_attn.kv_a_proj_with_mqa.bias",
+    "attention.latent_norm": "self_attn.kv_a_layernorm.weight",
+    "attention.key_up": "self_attn.kv_b_proj.weight",
+    "attention.value_up": "self_attn.kv_b_proj.weight",
+}
 GRANITE_MOE_NAMES = LAYER_NAMES | {
     "router": "block_sparse_moe.router.layer.weight",
     "experts.gate": "block_sparse_moe.input_linear.weight",

@@ -9,13 +9,14 @@ import torch
 from tandem.worker.model.cpu.native.layers import LANES
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.delta_rule import DeltaRule
+from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.recurrence import Rule, TorchMoves
 from tandem.worker.model.short_convolution import ConvolutionRule
 from tandem.worker.model.states import StatePlan
 
 _MOST_ROWS = 256  # as in recurrence.h
-_RULES = ("delta_net", "mamba", "short_convolution")  # as in layer.c
+_RULES = ("delta_net", "mamba", "short_convolution", "kimi_delta")  # the first ones as in layer.c
 _NORMS = {"none": 0, "after": 1, "before": 2}  # as in mamba.c
 
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
@@ -57,7 +58,9 @@ def serves(rule: Rule) -> bool:
     _, rows, columns = sizes.state
     if sizes.channels % LANES or columns % LANES or rows > _MOST_ROWS:
         return False
-    return isinstance(rule, ConvolutionRule | MambaRule) or (isinstance(rule, DeltaRule) and rows % LANES == 0)
+    return isinstance(rule, ConvolutionRule | MambaRule) or (
+        isinstance(rule, DeltaRule | KimiDeltaRule) and rows % LANES == 0
+    )
 
 
 class CompiledMoves(TorchMoves):
@@ -119,6 +122,10 @@ def _fill(step: _Recurrence, rule: Rule) -> str:
             step.rate, step.bias, step.norm = (part.data_ptr() for part in (rule.decay_rate, rule.bias, rule.norm))
             step.groups, step.eps, step.beta_by = rule.sizes.key_heads, rule.eps, rule.sizes.beta_multiplier
             return "delta_net"
+        case KimiDeltaRule():
+            step.rate, step.bias, step.norm = (part.data_ptr() for part in (rule.decay_rate, rule.bias, rule.norm))
+            step.groups, step.eps = rule.sizes.heads, rule.eps
+            return "kimi_delta"
         case ConvolutionRule():
             step.filter_bias = None if rule.filter_bias is None else rule.filter_bias.data_ptr()
             return "short_convolution"

@@ -13,6 +13,7 @@ import torch
 from tandem.worker.model.cuda.kernels import recurrences, state_rows
 from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, NO_NORM, FactorRule
 from tandem.worker.model.delta_rule import DeltaRule
+from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.short_convolution import ConvolutionRule
@@ -42,7 +43,7 @@ class KernelMoves:
     def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         if isinstance(rule, ConvolutionRule):
             return self._convolve(rule, layer, mixed, gates)
-        assert isinstance(rule, DeltaRule | MambaRule)
+        assert isinstance(rule, DeltaRule | KimiDeltaRule | MambaRule)
         sizes, (works, saves, tokens) = rule.sizes, self.arrays
         if self.room is None:
             self.room = mixed.new_empty((len(tokens), sizes.channels + sizes.factors), dtype=torch.float32)
@@ -55,6 +56,10 @@ class KernelMoves:
             by = rule.sizes.beta_multiplier
             factors = FactorRule(rule.decay_rate, rule.bias, keys, rule.sizes.value_dim, gate_by=by)
             norm, norms = BEFORE_GATE.value, rule.sizes.value_heads
+        elif isinstance(rule, KimiDeltaRule):
+            heads, size = rule.sizes.heads, rule.sizes.head_dim
+            factors = FactorRule(rule.decay_rate, rule.bias, (2 * heads, size), size, rows=size)
+            norm, norms = BEFORE_GATE.value, heads
         else:
             least, most = rule.sizes.least_dt, rule.sizes.most_dt
             z_by, *_, gate_by = rule.sizes.multipliers
@@ -62,11 +67,12 @@ class KernelMoves:
             skip, filter_bias = rule.skip, rule.filter_bias
             norm, norms = _NORMS[rule.sizes.norm], groups
         state_rows.enter(mixed, gates, kept, rule.filter_rows, filter_bias, factors, self.room, works, tokens)
-        recurrences.recur(self.room, states, given, works, saves, skip, sizes.state, groups)
+        by_row = isinstance(rule, KimiDeltaRule)
+        recurrences.recur(self.room, states, given, works, saves, skip, sizes.state, groups, by_row=by_row)
         if self.cache is not None:
             of = sizes.channels, sizes.kernel, sizes.factors
             state_rows.keep(mixed, tails, journals, self.room, works, saves, of, journal)
-        return state_rows.leave(given, mixed, sizes.channels, rule.norm, norms, norm, rule.eps, z_by)
+        return state_rows.leave(given, mixed, sizes.channels, rule.norm, norms, norm, rule.eps, z_by, sigmoid=by_row)
 
     def _convolve(self, rule: ConvolutionRule, layer: int, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         works, saves, tokens = self.arrays

@@ -57,7 +57,9 @@ _FUNCTIONS: dict[str, Signature] = {
         ],
         ctypes.c_int,
     ),
-    **dict.fromkeys(("delta_net", "mamba", "short_convolution"), ([_POINTER, _POINTER, _SIZE, _POINTER], None)),
+    **dict.fromkeys(
+        ("delta_net", "kimi_delta", "mamba", "short_convolution"), ([_POINTER, _POINTER, _SIZE, _POINTER], None)
+    ),
     "heads": ([_POINTER, _SIZE, *[_POINTER] * 2, _SIZE, _NUMBER], ctypes.c_int),
     "experts_room": ([_POINTER, _SIZE], ctypes.c_int64),
     "experts": ([*[_POINTER] * 6, _SIZE, _NUMBER], None),

@@ -25,14 +25,14 @@ static void make_factors(const Recurrence *r, const Work *w) {
     keep_factors(r, w, first);
 }
 
-INLINE void step(const int n, float *s, int64_t rows, const float *c, const float *b, const float *x, float decay,
-                 float dt, float skip, float *out) {
+INLINE void step(const int n, float *s, int64_t rows, const float *c, const float *b, const float *x,
+                 const float *decay, float dt, float skip, float *out) {
     __m256 given[4], sum[4];
     for (int i = 0; i < n; i++) {
         given[i] = _mm256_mul_ps(_mm256_set1_ps(dt), _mm256_loadu_ps(x + 8 * i));
         sum[i] = _mm256_setzero_ps();
     }
-    const __m256 fade = _mm256_set1_ps(decay);
+    const __m256 fade = _mm256_set1_ps(*decay);
     for (int64_t row = 0; row < rows; row++) {
         const __m256 write = _mm256_set1_ps(b[row]), read = _mm256_set1_ps(c[row]);
         for (int i = 0; i < n; i++) {

@@ -115,6 +115,7 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
 //     rows       numbers of q and k           numbers of B and C
 //     columns    numbers of v                 numbers of x
 //     factors    decay, beta of each head     decay, dt of each head
+// Kimi's delta rule is as delta_net.c has it, but for gates a, b and decays of each row of each head.
 typedef struct {
     const float *mixed, *gates;         // [rows of the step, ..]
     const float *filter, *filter_bias;  // [kernel, channels], [channels]
@@ -134,5 +135,6 @@ typedef struct {
 
 // works [count, 9]: slot, fresh, row, length, replayed, commit, place, first and last of its saves [.., 2]: count, slot
 void tandem_delta_net(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves);
+void tandem_kimi_delta(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves);
 void tandem_mamba(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves);
 void tandem_short_convolution(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves);

@@ -34,6 +34,11 @@ INLINE __m256 silu(__m256 x) {
     return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), below));
 }
 
+INLINE __m256 sigmoid(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0f), below = exponential(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
+    return _mm256_div_ps(one, _mm256_add_ps(one, below));
+}
+
 INLINE int64_t all_tokens(const Work *works, int64_t count) {
     int64_t tokens = 0;
     for (int64_t i = 0; i < count; i++) tokens += works[i].replayed + works[i].length;
@@ -109,9 +114,9 @@ INLINE void keep_factors(const Recurrence *r, const Work *w, const float *first)
 INLINE float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
 // One token on `n` times 8 columns of a state s [rows, COLUMNS]: it is changed by `write` [rows] and what is given, v,
-// then read by `read` [rows]; without `out` it is not read.
-typedef void Step(int n, float *s, int64_t rows, const float *read, const float *write, const float *v, float decay,
-                  float other, float skip, float *out);
+// then read by `read` [rows]; without `out` it is not read. Decays are one, or one of each row.
+typedef void Step(int n, float *s, int64_t rows, const float *read, const float *write, const float *v,
+                  const float *decay, float other, float skip, float *out);
 
 // All tokens of some columns of a head; `read`, `write` and `v` are the places of these in a token's channels.
 INLINE void recur(const Recurrence *r, const Work *w, const Save *saves, int64_t head, int64_t column, int64_t read,
@@ -136,7 +141,8 @@ INLINE void recur(const Recurrence *r, const Work *w, const Save *saves, int64_t
                            bytes);
         if (t == all) break;
         const float *x = r->room + (w->place + t) * width;
-        const float decay = x[r->channels + head], other = x[r->channels + r->heads + head];
+        const int64_t decays = r->factors / r->heads - 1;  // of a head
+        const float *decay = x + r->channels + head * decays, other = x[r->channels + r->heads * decays + head];
         const int64_t place = (w->row + t - w->replayed) * r->heads * columns + head * columns + column;
         float *out = t < w->replayed ? 0 : r->out + place;
         switch (some / 8) {

@@ -2,6 +2,7 @@
 
     delta rule      S = decay S + k (beta (v - k (decay S)))      y = q S
     state space     S = decay S + B (dt x)                        y = C S + D x
+    Kimi's          as the delta rule, with a decay of each row of S
 
 A program has some columns of the state of one head of one sequence, in registers, for all tokens of a step: columns do
 not see each other. So a sequence's bits depend neither on how it is cut nor on who is beside it. One warp adds up the
@@ -14,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.worker.model.cuda.kernels.state_rows import DELTA, LINE, MAMBA
+from tandem.worker.model.cuda.kernels.state_rows import DELTA, KIMI, LINE, MAMBA
 
 _NUMBERS = 1024  # of a state that a warp holds, 32 a thread
 
@@ -44,7 +45,8 @@ def _recur(
         kept = row < tl.where((slot >= 0) & (tl.load(work + 1) == 0), ROWS, 0)
         size = HEADS * ROWS * COLUMNS
         state = tl.load(states + slot * size + cell, mask=kept[:, None] & there[None, :], other=0.0)
-        line = room + tl.load(work + 6).to(tl.int64) * (CHANNELS + 2 * HEADS)
+        DECAYS: tl.constexpr = ROWS if RULE == KIMI else 1  # of a head
+        line = room + tl.load(work + 6).to(tl.int64) * (CHANNELS + HEADS * (DECAYS + 1))
         share = head // SHARE * ROWS
         by = tl.load(skip + head)
         begin = 0
@@ -58,21 +60,24 @@ def _recur(
             target = tl.where(save, target, slot)
             end = tl.maximum(begin, end)  # nothing is committed of work without a slot
             for token in range(begin, end):
-                decay = tl.load(line + CHANNELS + head)
-                other = tl.load(line + CHANNELS + HEADS + head)
+                if RULE == KIMI:
+                    decay = tl.load(line + CHANNELS + head * ROWS + row, mask=real, other=0.0)[:, None]
+                else:
+                    decay = tl.load(line + CHANNELS + head)
+                other = tl.load(line + CHANNELS + HEADS * DECAYS + head)
                 read = tl.load(line + READ + share + row, mask=real, other=0.0)
                 write = tl.load(line + WRITE + share + row, mask=real, other=0.0)
                 value = tl.load(line + VALUE + head * COLUMNS + column, mask=there, other=0.0)
                 state *= decay
-                added = (value - tl.sum(state * write[:, None], 0)) * other if RULE == DELTA else value * other
+                added = (value - tl.sum(state * write[:, None], 0)) * other if RULE != MAMBA else value * other
                 state = tl.fma(write[:, None], added[None, :], state)
                 seen = tl.sum(state * read[:, None], 0)
-                if RULE != DELTA:
+                if RULE == MAMBA:
                     seen = tl.fma(value, by, seen)
                 out = given + (first_row + token - replayed).to(tl.int64) * (HEADS * COLUMNS) + head * COLUMNS + column
                 if token >= replayed:
                     tl.store(out, seen, mask=there)
-                line += CHANNELS + 2 * HEADS
+                line += CHANNELS + HEADS * (DECAYS + 1)
             if (number <= last) & (slot >= 0):
                 tl.store(states + target * size + cell, state, mask=inside)
             begin = end
@@ -93,16 +98,19 @@ def recur(
     skip: torch.Tensor | None,
     shape: tuple[int, int, int],
     groups: int,
+    *,
+    by_row: bool = False,
 ) -> None:
     """Moves `states` `[slots, heads, rows, columns]` of that `shape` by the tokens of `room`, and writes what their
     rows of `given` `[N, heads * columns]` get. `groups` of heads share what reads and writes; with a `skip` `[heads]`
-    it is a state space, without one the delta rule. All are float32."""
+    it is a state space, without one the delta rule, Kimi's if decays are `by_row`. All are float32."""
     heads, rows, columns = shape
     size, group = heads * columns, groups * rows
     held, some = columns_of(rows, columns)
     places = (0, group, 2 * group) if skip is None else (size + group, size, 0)
     _recur[(len(works), heads, triton.cdiv(columns, some))](
         room, states, given, works, saves, room if skip is None else skip,
-        heads, heads // groups, rows, columns, held, some, size + 2 * group, *places, DELTA if skip is None else MAMBA,
+        heads, heads // groups, rows, columns, held, some, size + 2 * group, *places,
+        KIMI if by_row else DELTA if skip is None else MAMBA,
         num_warps=1,
     )  # fmt: skip

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 LINE = tl.constexpr(9)  # numbers of a work
-DELTA, MAMBA = tl.constexpr(0), tl.constexpr(1)
+DELTA, MAMBA, KIMI = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 NO_NORM, AFTER_GATE, BEFORE_GATE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _TOKENS, _BLOCK = 8, 128  # of a program
 _MOVED = 2048  # numbers that a warp moves at once
@@ -36,6 +36,12 @@ class FactorRule(NamedTuple):
     gate_by: float = 1.0  # of the delta rule's betas, or of what Mamba's dt is made of
     least: float = 0.0
     most: float = math.inf
+    rows: int = 0  # of a head, with a decay each, as Kimi's delta rule has them; 0: a decay a head
+
+    @property
+    def numbers(self) -> int:
+        """Returns how many a token has."""
+        return len(self.rate) * ((self.rows or 1) + 1)
 
 
 @triton.jit
@@ -111,13 +117,13 @@ def _enter(
     mixed, gates, tails, journals, filters, filter_bias, rate, bias, room, works, tokens,
     count, stride, gates_stride, journal, least, most, gate_by, unit_by,
     CHANNELS: tl.constexpr, KERNEL: tl.constexpr, HEADS: tl.constexpr, H_PAD: tl.constexpr, UNITS: tl.constexpr,
-    UNIT: tl.constexpr, KEYS: tl.constexpr, KEY: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
-    BIASED: tl.constexpr, RULE: tl.constexpr,
+    UNIT: tl.constexpr, KEYS: tl.constexpr, KEY: tl.constexpr, FACTORS: tl.constexpr, T: tl.constexpr,
+    BLOCK: tl.constexpr, BIASED: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
-    """Fills lines of the room. A program takes some tokens and some channels: DELTA: a query or a key, which becomes of
-    unit length, or values; the last one takes the factors."""
+    """Fills lines of the room. A program takes some tokens and some channels: of the delta rules, a query or a key,
+    which becomes of unit length, or values; the last one takes the factors, but for Kimi's (`_decays`)."""
     place, real, token, slot, fresh, row, replayed = _tokens(tokens, works, count, T)
-    there = room + (place.to(tl.int64) * (CHANNELS + 2 * HEADS))[:, None]
+    there = room + (place.to(tl.int64) * (CHANNELS + FACTORS))[:, None]
     unit = tl.program_id(1)
     if unit < UNITS:
         of = tl.arange(0, BLOCK)
@@ -160,6 +166,35 @@ def _enter(
 
 
 @triton.jit(do_not_specialize=["count", "journal"])
+def _decays(
+    gates, journals, rate, bias, room, works, tokens, count, gates_stride, journal,
+    CHANNELS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Fills the factors in lines of the room, of Kimi's delta rule. A program takes a head of some tokens: a decay of
+    each of its rows, and its beta; the gates have those of all heads' rows first."""
+    place, real, token, slot, _, row, replayed = _tokens(tokens, works, count, T)
+    head = tl.program_id(1)
+    FACTORS: tl.constexpr = HEADS * (ROWS + 1)
+    there = room + place.to(tl.int64) * (CHANNELS + FACTORS) + CHANNELS
+    old, new = real & (token < replayed), real & (token >= replayed)
+    given = gates + (row + token - replayed).to(tl.int64) * gates_stride
+    kept = journals + (slot * journal + token) * FACTORS
+    of = tl.arange(0, R)
+    known = of < ROWS
+    at = (head * ROWS + of)[None, :]
+    fresh, stored, inside = new[:, None] & known[None, :], old[:, None] & known[None, :], real[:, None] & known[None, :]
+    a = tl.load(given[:, None] + at, mask=fresh, other=0.0).to(tl.float32)
+    shift = tl.load(bias + head * ROWS + of, mask=known, other=0.0)[None, :]
+    decay = tl.exp(tl.load(rate + head) * softplus(a + shift))
+    decay = tl.where(fresh, decay, tl.load(kept[:, None] + at, mask=stored, other=0.0))
+    tl.store(there[:, None] + at, decay, mask=inside)
+    b = tl.load(given + HEADS * ROWS + head, mask=new, other=0.0).to(tl.float32)
+    beta = 1.0 / (1.0 + tl.exp(-b))
+    beta = tl.where(new, beta, tl.load(kept + HEADS * ROWS + head, mask=old, other=0.0))
+    tl.store(there + HEADS * ROWS + head, beta, mask=real)
+
+
+@triton.jit(do_not_specialize=["count", "journal"])
 def _gated_convolution(
     mixed, gates, tails, filters, filter_bias, out, works, tokens, count, stride, gates_stride, journal,
     CHANNELS: tl.constexpr, KERNEL: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, BIASED: tl.constexpr,
@@ -183,16 +218,16 @@ def _gated_convolution(
 def _leave(
     given, mixed, weight, out, stride, eps, z_by,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
-    """Computes a group of a row: its gate and its norm. SHARED: groups have one weight."""
+    """Computes a group of a row: its gate and its norm. SHARED: groups have one weight. SIGMOID: of gates, not silu."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * GROUP
     of = tl.arange(0, BLOCK)
     inside = of < GROUP
     y = tl.load(given + row * SIZE + first + of, mask=inside, other=0.0)
     z = tl.load(mixed + row * stride + CHANNELS + first + of, mask=inside, other=0.0).to(tl.float32)
-    gate = silu(z * z_by)
+    gate = 1.0 / (1.0 + tl.exp(-z)) if SIGMOID else silu(z * z_by)
     if NORM != BEFORE_GATE:
         y *= gate
     if NORM != NO_NORM:
@@ -241,7 +276,7 @@ def _keep(
                 to = target * line + (place * CHANNELS)[:, None] + at[None, :]
                 tl.store(tails + to, x, mask=real[:, None] & inside[None, :])
         else:
-            factor = tl.arange(0, F_PAD)
+            factor = (unit - BLOCKS) * F_PAD + tl.arange(0, F_PAD)
             mask = (place < rest)[:, None] & (factor < FACTORS)[None, :]
             first = room + (tl.load(work + 6).to(tl.int64) + commit) * (CHANNELS + FACTORS) + CHANNELS
             factors = first + (place * (CHANNELS + FACTORS))[:, None] + factor[None, :]
@@ -279,19 +314,25 @@ def enter(
     works: torch.Tensor,
     tokens: torch.Tensor,
 ) -> None:
-    """Fills the lines of `room` `[tokens, channels + 2 heads]` that `tokens` names, by filters `[kernel, channels]`;
+    """Fills the lines of `room` `[tokens, channels + factors]` that `tokens` names, by filters `[kernel, channels]`;
     `kept` are tails, journals, and how many tokens a journal has."""
     kernel, channels = filters.shape
     heads, keys, key = len(factors.rate), *factors.keys
     unit = factors.values or _BLOCK
     units = keys + triton.cdiv(channels - keys * key, unit)
-    _enter[(triton.cdiv(len(tokens), _TOKENS), units + 1)](
+    some, rows = triton.cdiv(len(tokens), _TOKENS), factors.rows
+    _enter[(some, units if rows else units + 1)](
         mixed, gates, kept[0], kept[1], filters, filters if filter_bias is None else filter_bias,
         factors.rate, factors.bias, room, works, tokens, len(tokens), mixed.stride(0), gates.stride(0), kept[2],
         factors.least, factors.most, factors.gate_by, key**-0.5 if key else 1.0,
-        channels, kernel, heads, triton.next_power_of_2(heads), units, unit, keys, key,
+        channels, kernel, heads, triton.next_power_of_2(heads), units, unit, keys, key, factors.numbers,
         _TOKENS, triton.next_power_of_2(max(unit, key)), filter_bias is not None, DELTA if keys else MAMBA,
     )  # fmt: skip
+    if rows:
+        _decays[(some, heads)](
+            gates, kept[1], factors.rate, factors.bias, room, works, tokens, len(tokens), gates.stride(0), kept[2],
+            channels, heads, rows, triton.next_power_of_2(rows), _TOKENS,
+        )  # fmt: skip
 
 
 def leave(
@@ -303,6 +344,8 @@ def leave(
     norm: int,
     eps: float,
     z_by: float,
+    *,
+    sigmoid: bool = False,
 ) -> torch.Tensor:
     """Computes the gates and norms `[N, size]` of what was `given` `[N, size]` float32; z stands behind the `channels`
     of `mixed`. The `weight` is of all numbers of a row, or of a group's."""
@@ -311,7 +354,8 @@ def leave(
     block = triton.next_power_of_2(group)
     _leave[(rows, groups)](
         given, mixed, weight, out, mixed.stride(0), eps, z_by,
-        channels, size, group, block, len(weight) == group, norm, num_warps=min(8, max(1, block // 512)),
+        channels, size, group, block, len(weight) == group, norm, sigmoid,
+        num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
     return out
 
@@ -331,7 +375,8 @@ def keep(
     rows = triton.next_power_of_2(kernel - 1 + journal)
     block = max(16, _MOVED // rows)
     blocks = triton.cdiv(channels, block)
-    _keep[(len(works), blocks + bool(factors))](
+    held = min(block, triton.next_power_of_2(max(1, factors)))
+    _keep[(len(works), blocks + triton.cdiv(factors, held))](
         mixed, tails, journals, room, works, saves, mixed.stride(0),
-        channels, kernel, journal, rows, factors, triton.next_power_of_2(max(1, factors)), blocks, block, num_warps=1,
+        channels, kernel, journal, rows, factors, held, blocks, block, num_warps=1,
     )  # fmt: skip

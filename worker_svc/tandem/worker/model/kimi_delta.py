@@ -1,0 +1,80 @@
+"""A gated delta rule with a decay of each channel of the keys (Kimi Linear; Kimi Team 2025,
+https://arxiv.org/abs/2510.26692): as in `delta_net.py`, but
+
+    decay   = exp(-exp(A) softplus(x Wdown Wup + bias))      of each row of a head's state, A being the head's
+    y       = norm(q S / sqrt(head_dim)) * sigmoid(x Gdown Gup)
+
+It is computed token by token, for prefills and decodes alike.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.recurrences import KimiDelta
+from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
+from tandem.worker.model.linear import Linear
+from tandem.worker.model.mixer import Constants, Filled, Mixer
+
+
+class KimiDeltaMixer(Mixer):
+    """See `Mixer`."""
+
+    name = "kimi_delta"
+
+    def __init__(self, config: ModelConfig, sizes: KimiDelta, dtype: torch.dtype) -> None:
+        super().__init__(config)
+        self.sizes: KimiDelta = sizes
+        hidden, rank, size = config.hidden_size, sizes.head_dim, sizes.size
+        self.mixed = Linear(hidden, sizes.channels + rank, dtype)  # q, k, v, and what gates are made of
+        self.gate_out = Linear(rank, size, dtype)
+        self.gates = Linear(hidden, sizes.heads + rank, dtype)  # b, and what decays are made of
+        self.decay_out = Linear(rank, size, dtype)
+        self.filter = Constants(sizes.channels, sizes.kernel)
+        self.rate = Constants(sizes.heads)  # A, of which decays are made
+        self.bias = Constants(size)
+        self.norm = Constants(rank)
+
+    def forward(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Mixer.forward`."""
+        sizes = self.sizes
+        mixed, gates = self.mixed(normed), self.gates(normed)
+        gate = self.gate_out(mixed[:, sizes.channels :].contiguous())
+        decay = self.decay_out(gates[:, sizes.heads :].contiguous())
+        return torch.cat((mixed[:, : sizes.channels], gate), 1), torch.cat((decay, gates[:, : sizes.heads]), 1)
+
+    @cached_property
+    def rule(self) -> KimiDeltaRule:
+        return KimiDeltaRule(
+            self.sizes,
+            self._eps,
+            self.filter.weight.t().contiguous(),
+            -self.rate.weight.exp(),
+            self.bias.weight,
+            self.norm.weight,
+        )
+
+    @property
+    def gated_twice(self) -> bool:
+        return True
+
+    def destinations(self) -> dict[str, tuple[Filled, int]]:
+        sizes = self.sizes
+        apart: dict[str, tuple[Filled, int]] = {}
+        for part, name in enumerate("qkv"):
+            apart[name] = (self.mixed, part * sizes.size)
+            apart[f"{name}_filter"] = (self.filter, part * sizes.size)
+        return {
+            **apart,
+            "gate_in": (self.mixed, sizes.channels),
+            "gate_out": (self.gate_out, 0),
+            "b": (self.gates, 0),
+            "decay_in": (self.gates, sizes.heads),
+            "decay_out": (self.decay_out, 0),
+            "rate": (self.rate, 0),
+            "bias": (self.bias, 0),
+            "norm_weight": (self.norm, 0),
+        }
