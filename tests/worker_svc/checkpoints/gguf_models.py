@@ -54,6 +54,7 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "youtu": "deepseek2",
     "mistral4": "mistral4",
+    "kimi_linear": "kimi-linear",
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
@@ -105,7 +106,16 @@ PERMUTED += ("nemotron_h_moe", "olmo", "granite_swa")
 LATER = {"hy_v3": "dots1", "cohere2_moe": "dots1", "granite_swa": "granite", "granitemoe_swa": "granitemoe"}
 
 
-PLAIN = {"ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
+PLAIN = {
+    "ffn_gate_inp",
+    "ssm_conv1d",
+    "ssm_conv1d_q",
+    "ssm_conv1d_k",
+    "ssm_conv1d_v",
+    "ssm_a",
+    "ssm_d",
+    "ssm_norm",
+}  # always F32
 
 
 def save_gguf(
@@ -293,7 +303,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "mistral4":
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
         writer.add_attn_temperature_length(rope["original_max_position_embeddings"])
-    if architecture_of(config) in ("deepseek2", "mistral4", *INDEXED):
+    if architecture_of(config) in ("deepseek2", "mistral4", "kimi-linear", *INDEXED):
         _describe_latents(writer, config)
 
 
@@ -352,7 +362,12 @@ def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.q_lora_rank:
         writer.add_q_lora_rank(config.q_lora_rank)
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
-    if every := config.rope_parameters.get("mscale_all_dim"):
+    if architecture == "kimi-linear":
+        writer.kv_data[0].pop(f"{architecture}.attention.head_count_kv")
+        writer.add_head_count_kv([int(kind == "full_attention") for kind in config.layer_types])
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_kda_head_dim(config.linear_head_dim)
+    elif every := config.rope_parameters.get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * every)
     experts = config.model_type != "youtu"
     dense = config.num_hidden_layers
@@ -553,6 +568,9 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             rows = torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
             found.append((f"blk.{layer}.attn_qkv.{name.rpartition('.')[2]}", rows))
             continue
+        if architecture == "kimi-linear" and (made := _of_kimi(tensor, name, layer)):
+            found += made
+            continue
         if name.endswith("mlp.expert_bias"):
             found.append((f"blk.{layer}.exp_probs_b.bias", tensor))
             continue
@@ -602,6 +620,22 @@ _GEMMA4 = {
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
 }
+
+
+def _of_kimi(tensor: torch.Tensor, name: str, layer: str) -> list[tuple[str, torch.Tensor]]:
+    """What llama.cpp's converter changes of layers with Kimi's delta rule."""
+    block, part = f"blk.{layer}.", name.partition("self_attn.")[2]
+    match part.removeprefix("forget_gate."):
+        case "A_log":
+            return [(f"{block}ssm_a", -tensor.exp())]
+        case "dt_bias":
+            return [(f"{block}ssm_dt.bias", tensor)]
+        case "conv1d.weight":
+            parts = zip("qkv", tensor.chunk(3), strict=True)
+            return [(f"{block}ssm_conv1d_{which}.weight", rows.unsqueeze(0)) for which, rows in parts]
+        case "f_a_proj.weight" | "f_b_proj.weight":
+            return [(f"{block}ssm_{part.removeprefix('forget_gate.')[:3]}.weight", tensor)]
+    return []
 
 
 def _of_states(tensor: torch.Tensor, name: str, layer: str, config: Any) -> list[tuple[str, torch.Tensor]]:

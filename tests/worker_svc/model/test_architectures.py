@@ -764,6 +764,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "attention_bias": True, "norm_topk_prob": False}
         | {"n_shared_experts": 2, "kv_lora_rank": 22, "v_head_dim": 9},
     ),
+    "kimi linear, groups, two shared": (
+        "KimiLinear",
+        KIMI | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.3},
+    ),
     "granite hybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "granite hybrid, dense": ("GraniteMoeHybrid", GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0}),
     "granite hybrid, dense, rotated, biases, limits": (
@@ -1066,7 +1070,12 @@ GGUF += ["gemma4", "gemma4 with experts", "llama4", "ministral3", "qwen3 next", 
 GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotron h", "falcon h1"]
 GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
-GGUF += ["mistral4", "mistral4, groups, a latent of queries, two shared"]
+GGUF += [
+    "kimi linear",
+    "kimi linear, groups, two shared",
+    "mistral4",
+    "mistral4, groups, a latent of queries, two shared",
+]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
@@ -1092,6 +1101,7 @@ GRANTED: dict[str, dict[str, Any]] = {
         "attention_bias": False,
         "rope_parameters": YARN_OF_LATENTS | {"mscale": 0.7, "original_max_position_embeddings": 24},
     },
+    "KimiLinear": {"linear_num_heads": 6},
     "Mistral4": {"rope_parameters": MISTRAL4["rope_parameters"] | {"mscale_all_dim": 1.0}},
     "DeepseekV32": {
         "attention_bias": False,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints import gguf_further as further
+from tandem.worker.checkpoints import gguf_kimi as kimi
 from tandem.worker.checkpoints import gguf_states as states
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
@@ -247,6 +248,14 @@ ARCHITECTURES = {
         experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True),
         prepared=with_one_head,
         further=mistral4,
+    ),
+    "kimi-linear": GgufArchitecture(
+        "kimi_linear",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | _SHARED | LATENT_NAMES | kimi.LAYER_NAMES,
+        experts=GgufExperts(shared="count", scaled=True, dense_first=True),
+        prepared=kimi.with_heads,
+        further=kimi.kimi_linear,
     ),
     "deepseek32": GgufArchitecture("deepseek_v32", **_INDEXED, further=deepseek32),
     "glm-dsa": GgufArchitecture("glm_moe_dsa", **_INDEXED, index_permuted=True, further=glm_dsa),

@@ -123,6 +123,10 @@ _MORE: Mapping[str, Table] = {
     "mistral4": _LATENTS
     | rules(USED, "attention.temperature_scale attention.temperature_length")
     | {"nextn_predict_layers": Only((0,)), "rope.scaling.yarn_log_multiplier": Only((0.1,))},
+    "kimi-linear": {key: rule for key, rule in _LATENTS.items() if key != "nextn_predict_layers"}
+    | rules(USED, "ssm.conv_kernel kda.head_dim")
+    | rules(Only(), "rope.scaling.yarn_log_multiplier attention.q_lora_rank")
+    | {"expert_weights_norm": Only((True,))},  # llama.cpp divides by the sum whatever it says
     "deepseek32": _LATENTS | _INDEXER,
     "glm-dsa": _LATENTS | _INDEXER | rules(USED, "attention.indexer.types"),
     "minimax-m2": _EXPERTS,

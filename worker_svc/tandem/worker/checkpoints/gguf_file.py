@@ -257,7 +257,10 @@ def _stored(name: str, located: Located) -> StoredTensor:
             f"{path}: tensor {name} has rows of {tensor.shape[-1]} numbers, "
             f"but {kind.name} stores {kind.block_numbers} at once"
         )
-    stored = StoredTensor(tensor.shape, kind)
+    shape = tensor.shape
+    while ".ssm_" in name and len(shape) > 2 and shape[0] == 1:  # which says nothing
+        shape = shape[1:]
+    stored = StoredTensor(shape, kind)
     if tensor.offset + stored.bytes > size:
         raise CheckpointError(f"{path}: is truncated: tensor {name} ends behind the file's {size} bytes")
     return stored

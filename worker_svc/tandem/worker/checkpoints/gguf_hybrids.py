@@ -47,6 +47,7 @@ class GgufPiece:
     columns: torch.Tensor | None = None
     is_decay: bool = False
     vector: bool = False  # which is stored as a matrix
+    filter: bool = False  # a matrix that is stored with a 1 between rows and columns
 
     def take(self, tensor: torch.Tensor | QuantizedTensor) -> torch.Tensor | QuantizedTensor:
         """Returns a copy of the part, of the stored tensor."""
@@ -56,6 +57,8 @@ class GgufPiece:
             return tensor if self.rows is None else replace(tensor, blocks=rows_in_order(tensor.blocks, self.rows))
         if self.vector:
             tensor = tensor.reshape(-1)
+        if self.filter:
+            tensor = tensor.reshape(self.shape[0], self.shape[-1])
         if self.is_decay:
             tensor = tensor.float().neg().log()
         if self.columns is not None:

@@ -21,11 +21,12 @@ from tandem.worker.checkpoints.gguf_architectures import (
 )
 from tandem.worker.checkpoints.gguf_fields import XIELU_KEYS
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
+from tandem.worker.checkpoints.gguf_kimi import kimi_pieces
 from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
 from tandem.worker.checkpoints.gguf_states import mamba_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import Place, places_of, places_with_latents
-from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.checkpoints.recurrences import KimiDelta, Mamba
 from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
 
 _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
@@ -53,6 +54,8 @@ class GgufLayout:
             self.pieces = gguf_pieces(config, stored, first)
         elif isinstance(config.recurrence, Mamba):
             self.pieces = mamba_pieces(config)
+        elif isinstance(config.recurrence, KimiDelta):
+            self.pieces = kimi_pieces(config)
         # Tensors of one number that are keys, each with the key and its layer.
         self.numbers: dict[str, tuple[str, int]] = {}
         if config.activation == "xielu":
@@ -79,6 +82,8 @@ class GgufLayout:
     def order(self, name: str, rows: int) -> torch.Tensor | None:
         """Returns the order that makes so many rows in their place ours; None: they are."""
         config = self._config
+        if config.latents is not None and len(config.unrotated_layers) == config.num_layers:
+            return None
         if config.latents is not None:
             if config.indexer is not None and ".index_" in name:
                 pairs = self._architecture.index_permuted

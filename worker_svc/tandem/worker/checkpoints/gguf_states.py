@@ -67,7 +67,7 @@ NEMOTRON_EXPERT_KEYS = {
 
 def lfm2(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, Any]:
     """Layers with a convolution between two gates."""
-    layers = _others(fields, "attention.head_count_kv", config.num_layers)
+    layers = without_keys(fields, "attention.head_count_kv", config.num_layers)
     if not layers:
         return {}
     kernel = fields.integer("shortconv.l_cache")
@@ -79,7 +79,7 @@ def lfm2(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, Any
 def granite_hybrid(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
     """Layers with a state, and others with attention, which are rotated unless the scaling is not "finetuned"."""
     rotated = fields.boolean("rope.scaling.finetuned", True)
-    layers = _others(fields, "attention.head_count_kv", config.num_layers)
+    layers = without_keys(fields, "attention.head_count_kv", config.num_layers)
     return {
         "recurrence": _mamba(fields, facts, layers) if layers else None,
         "unrotated_layers": () if rotated else tuple(range(config.num_layers)),
@@ -89,8 +89,10 @@ def granite_hybrid(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping
 def nemotron_h(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
     """Layers that are a state, attention or a feed-forward part, nothing else."""
     every = range(config.num_layers)
-    no_keys = _others(fields, "attention.head_count_kv", config.num_layers)
-    feeding = tuple(layer for layer in every if layer not in _others(fields, "feed_forward_length", config.num_layers))
+    no_keys = without_keys(fields, "attention.head_count_kv", config.num_layers)
+    feeding = tuple(
+        layer for layer in every if layer not in without_keys(fields, "feed_forward_length", config.num_layers)
+    )
     if not set(feeding) <= set(no_keys):
         raise fields.error("feed_forward_length", "is given of layers with attention, which is not served")
     layers = tuple(layer for layer in no_keys if layer not in feeding)
@@ -107,9 +109,9 @@ def nemotron_h_moe(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping
     if config.experts is None:
         raise fields.error("expert_count", "is missing, without which this architecture is not served")
     feeding = tuple(layer for layer in every if f"blk.{layer}.ffn_gate_inp.weight" in facts.shapes)
-    no_keys = _others(fields, "attention.head_count_kv", config.num_layers)
+    no_keys = without_keys(fields, "attention.head_count_kv", config.num_layers)
     key = "feed_forward_length"
-    said = set(every) - set(_others(fields, key, config.num_layers)) if fields.has(key) else set()
+    said = set(every) - set(without_keys(fields, key, config.num_layers)) if fields.has(key) else set()
     if said - set(feeding):
         raise fields.error(key, f"is given of layer {min(said - set(feeding))}, which has no router")
     if not set(feeding) <= set(no_keys):
@@ -140,7 +142,7 @@ def falcon_h1(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str,
     return {"recurrence": _mamba(fields, facts, layers, norm=norm, beside_attention=True)}
 
 
-def _others(fields: Fields, key: str, layers: int) -> tuple[int, ...]:
+def without_keys(fields: Fields, key: str, layers: int) -> tuple[int, ...]:
     """Returns the layers for which a key says 0, the others having one number."""
     said = fields.values.get(key)
     each = said if isinstance(said, list) else [said] * layers

@@ -45,7 +45,8 @@ CONVERTED = {
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
 # Matrices that stay float32, as llama.cpp has them, by parts of their names.
-_PLAIN = frozenset(("ffn_gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "conv", "bias"))
+_FILTERS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+_PLAIN = frozenset((*_FILTERS, "ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm", "conv", "bias"))
 # Of which llama.cpp's converter writes the head that guesses, as a block behind the others.
 _WITH_HEAD = ("glm4moe", "qwen35", "qwen35moe")
 _UINT32, _INT32, _FLOAT32, _BOOL = 4, 5, 6, 7

@@ -19,7 +19,7 @@ from tandem.worker.checkpoints.gguf_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.gguf_states import MAMBA_KEYS
 from tandem.worker.checkpoints.layer_parts import Experts, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
 
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama.cpp's numbers
 # Of which another key, or a tensor, says the same in another way.
@@ -171,6 +171,8 @@ def _states(config: ModelConfig) -> dict[str, Any]:
                 values |= {"attention.recurrent_layers": recurrent}
         case Mamba():
             values = _directly(sizes, MAMBA_KEYS, "mamba.")
+        case KimiDelta():
+            return {"ssm.conv_kernel": sizes.kernel, "kda.head_dim": sizes.head_dim}
         case ShortConvolution():
             return {"shortconv.l_cache": sizes.kernel}
         case None:
@@ -209,6 +211,9 @@ def _latents(config: ModelConfig) -> dict[str, Any]:
         "attention.value_length_mla": sizes.value,
         "attention.q_lora_rank": sizes.query_rank or None,
     }
+    if config.recurrence is not None:
+        attending = config.attention_layers
+        values["attention.head_count_kv"] = [int(layer in attending) for layer in range(config.num_layers)]
     if config.indexer is not None:
         values |= _directly(config.indexer, INDEX_KEYS, "indexer.")
         choosing = [layer in config.indexer.layers for layer in range(config.num_layers)]
