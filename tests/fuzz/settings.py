@@ -310,6 +310,11 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     },
     "DeepseekV2": {"q_lora_rank": one_of(ABSENT, 16, 32), "norm_topk_prob": one_of(False)},
     "DeepseekV3": {"q_lora_rank": one_of(ABSENT, 16, 32)},
+    "MiMoV2Flash": {
+        **_LISTED_WINDOWS,
+        "v_head_dim": lambda random, drawn: random.randint(1, drawn.get("head_dim") or SIZES["head_dim"]),
+        "attention_value_scale": one_of(ABSENT, 0.5, 0.707, 1.0),
+    },
     "KimiLinear": {
         "q_lora_rank": one_of(ABSENT, 16, 32),
         "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "linear_attention"),
@@ -430,6 +435,8 @@ def drawn(random: Random) -> Model:
             changes[key] = None  # of so many layers as there were
     _groups(changes, random)
     changes = sized(kind, changes, random)
+    if kind == "MiMoV2Flash":  # twice as many heads of keys in layers with a window
+        changes["num_attention_heads"] *= 2
     if kind in PARTIAL and changes.get("head_dim", SIZES["head_dim"]) is not None:
         changes["head_dim"] = random.choice((4, 6, 8, 12, 16, 32, 40, 64, 128))
     # which want it so, whatever a head's size is
@@ -490,6 +497,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "HyperCLOVAX": ("use_post_norm",),
     "ExaoneMoe": ("n_group", "topk_group"),
     "KimiLinear": ("n_group", "topk_group", "layer_types"),
+    "MiMoV2Flash": ("v_head_dim",),
 }
 
 
@@ -534,6 +542,10 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     if kind in BY_LAYER:
         full = _scaling(random, "default", "linear", "llama3", "yarn")
         return {"sliding_attention": _scaling(random, "default"), "full_attention": full}
+    if kind == "MiMoV2Flash":
+        shares = [n / head_dim for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n]
+        share = {"partial_rotary_factor": random.choice(shares)}
+        return {each: _scaling(random, "default") | share for each in WINDOWS}
     if kind in ("Ministral3", "Mistral4"):
         return _scaling(random, "yarn") | {"llama_4_scaling_beta": random.choice((0.1, 0.5))}
     rotated = head_dim

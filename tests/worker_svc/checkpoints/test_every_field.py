@@ -168,6 +168,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": MODELS["glm4 moe lite, kinds that are listed"],
     "youtu": MODELS["youtu"],
     "mistral4": MODELS["mistral4"],
+    "mimo_v2_flash": MODELS["mimo v2 flash"],
     "kimi_linear": MODELS["kimi linear"],
     "minicpm3": MODELS["minicpm3"],
     "minimax_m2": MODELS["minimax m2"],

@@ -223,6 +223,11 @@ KIMI = {key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_ran
     **{"linear_head_dim": 16, "linear_num_heads": 3},
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }
+MIMO = {
+    **{"num_hidden_layers": 4, "num_attention_heads": 8, "v_head_dim": 8, "sliding_window": WINDOW, "pad_token_id": 0},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28},
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+}
 GPT_NEOX = {
     **{"hidden_size": 96, "head_dim": None, "num_key_value_heads": None},
     "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
@@ -622,6 +627,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4, groups, a latent of queries, two shared": (
         "Mistral4",
         MISTRAL4 | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.7},
+    ),
+    "mimo v2 flash": ("MiMoV2Flash", MIMO),
+    "mimo v2 flash, biases, groups, other parts, values as long as keys, no window": (
+        "MiMoV2Flash",
+        MIMO
+        | {"attention_bias": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "v_head_dim": 12}
+        | {"attention_value_scale": ABSENT, "routed_scaling_factor": 1.7, "layer_types": ["full_attention"] * 4}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
+        | {"rope_parameters": {kind: HALF for kind in ("full_attention", "sliding_attention")}},
+    ),
+    "mimo v2 flash, biases, windows alone, sizes that are not compiled": (
+        "MiMoV2Flash",
+        MIMO | {"attention_bias": True, "v_head_dim": 5, "layer_types": ["sliding_attention"] * 4, "head_dim": 10}
+        | {"rope_parameters": dict.fromkeys(MIXED[:2], {"rope_theta": 100.0, **DEFAULT, "partial_rotary_factor": 0.6})},
     ),
     "youtu": ("Youtu", LATENTS),
     "minicpm3": (
@@ -1148,7 +1167,7 @@ COMPANY += [
 COMPANY += ["olmoe, queries, keys and values that are limited", "glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
-COMPANY += ["mistral4", "kimi linear", "deepseek v3.2", "glm moe dsa, what is chosen is shared"]
+COMPANY += ["mimo v2 flash", "mistral4", "kimi linear", "deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
 COMPANY += [
     "granite moe shared",
@@ -1249,6 +1268,7 @@ NEW = [
     "Cohere2Moe",
     "Mistral4",
     "KimiLinear",
+    "MiMoV2Flash",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

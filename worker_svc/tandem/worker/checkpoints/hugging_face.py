@@ -385,7 +385,8 @@ def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: 
             pairs = architecture.index_interleaved
             return index_order(config.indexer.size, config.latents.rotated, name, rows) if pairs else None
         return latents_order(config.latents, name, rows) if architecture.interleaved else None
-    in_part = config.rotated != config.head_dim and not config.in_proportion and config.full_heads is None
+    in_part = config.rotated != config.head_dim and not config.in_proportion
+    in_part = in_part and (config.full_heads is None or config.full_heads.size == config.head_dim)
     if not (architecture.interleaved or in_part) or not name.endswith(_ROTATED):
         return None
     return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=architecture.interleaved)

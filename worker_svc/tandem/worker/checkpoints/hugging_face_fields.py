@@ -265,6 +265,17 @@ CONFIG: Mapping[str, Table] = {
     | _LATENT_EXPERTS
     | rules(USED, "first_k_dense_replace num_local_experts norm_topk_prob rope_interleave")
     | _PARTIAL,
+    "mimo_v2_flash": _CONFIG
+    | rules(USED, "attention_bias v_head_dim attention_value_scale sliding_window sliding_window_size mlp_layer_types")
+    | rules(USED, "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob")
+    | rules(USED, "n_group topk_group routed_scaling_factor hybrid_layer_pattern moe_layer_freq")
+    | rules(NEUTRAL, "attention_chunk_size hybrid_block_size")
+    # what transformers has, whatever these say
+    | {"rope_theta": Only((5000000,)), "swa_rope_theta": Only((10000,)), "partial_rotary_factor": Only((0.334,))}
+    | {"rope_scaling": Only(), "original_max_position_embeddings": Only(), "layernorm_epsilon": Only((1e-5,))}
+    | {"add_swa_attention_sink_bias": Only((True,)), "add_full_attention_sink_bias": Only((False,))}
+    | {"n_shared_experts": Only((0,)), "topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))}
+    | {"swa_num_attention_heads": USED, "swa_num_key_value_heads": USED, "swa_head_dim": USED, "swa_v_head_dim": USED},
     "youtu": _LATENTS | rules(USED, "hidden_act rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
     "minicpm3": _LATENTS
     | rules(USED, "hidden_act mlp_bias scale_emb scale_depth dim_model_base")

@@ -102,7 +102,7 @@ class ModelConfig:
     experts: Experts | None = None
     # Layers that are a feed-forward part and nothing else; those beside them have none. None: every layer has both.
     feed_forward_alone: tuple[int, ...] | None = None
-    mixing_multiplier: float = 1.0  # of what attention gives, in layers that have a state beside it
+    mixing_multiplier: float = 1.0  # of what attention gives
     feed_forward_multiplier: float = 1.0  # of what the feed-forward part gives there
     gate_multiplier: float = 1.0  # of the feed-forward part's gate, before its activation
     activation: Activation = "silu"  # of the feed-forward layer
@@ -113,6 +113,8 @@ class ModelConfig:
     norm_weights: bool = True  # norms of the stream multiply by weights; layer norms may not
     logit_bias: bool = False  # added to what the output projection gives
     sinks: bool = False  # each head's softmax has one more score, of a value that is 0
+    sinks_in_windows: bool = False  # of layers with a window alone
+    value_dim: int = 0  # numbers of a head's value, which is stored with zeros behind it; 0: as many as of its key
     parallel: bool = False  # attention and feed-forward layer get the same input, and add to the same stream
     parallel_norms: bool = False  # of the same stream, but each by a norm of its own
     # It guesses for another model: its stream begins with what that one has made of a token, joined with the embedding
@@ -153,6 +155,12 @@ class ModelConfig:
             raise ConfigError("norm_weights", "are what norms other than layer norms before a layer's parts have")
         if self.activation == "xielu" and (self.gated or self.experts is not None):
             raise ConfigError("activation", "xielu is served without a gate and experts")
+        if self.value_dim:
+            require_size("value_dim", self.value_dim, self.head_dim)
+            if self.latents or self.attention_gate or self.values_are_keys or self.value_norm or self.shared_layers:
+                raise ConfigError("value_dim", "is served of attention without latents, gates, norms or shared values")
+        if self.mixing_multiplier != 1 and (self.latents or self.parallel):
+            raise ConfigError("mixing_multiplier", "is served of attention before a feed-forward part")
         if self.parallel_norms and not self.parallel:
             raise ConfigError("parallel_norms", "are of layers whose parts are side by side")
         if self.qk_norm == "behind" and self.rope_scaling is not None:
@@ -450,8 +458,16 @@ class ModelConfig:
         if self.stores(layer):
             rows["k"] = heads.number * heads.size
             if self.projects_values(layer):
-                rows["v"] = rows["k"]
+                rows["v"] = heads.number * (self.value_dim or heads.size)
         return rows
+
+    def attended_size(self, layer: int) -> int:
+        """Returns how many numbers a layer's attention gives."""
+        return self.num_heads * (self.value_dim or self.layer_heads[layer].size)
+
+    def has_sinks(self, layer: int) -> bool:
+        """Tells whether the heads of a layer with attention have one more score."""
+        return self.sinks and (not self.sinks_in_windows or (bool(self.windows) and self.windows[layer] > 0))
 
     def gates(self, layer: int) -> int:
         """Returns by how many gates a layer with attention multiplies what that gives."""
@@ -479,11 +495,11 @@ class ModelConfig:
         shapes = {
             **{f"attention.{name}": (size, self.hidden_size) for name, size in rows.items()},
             **({"attention.gate": (self.gates(layer), self.hidden_size)} if self.attention_gate else {}),
-            "attention.output": (self.hidden_size, rows["q"]),
+            "attention.output": (self.hidden_size, self.attended_size(layer)),
         }
         if self.qkv_bias:
             shapes |= {f"attention.{name}_bias": (size,) for name, size in rows.items()}
-        if self.sinks:
+        if self.has_sinks(layer):
             shapes["attention.sinks"] = (self.num_heads,)
         if self.output_bias:
             shapes["attention.output_bias"] = (self.hidden_size,)

@@ -52,7 +52,7 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
+        "num_key_value_heads": _heads_of_keys(config),
         "head_dim": config.head_dim,
         "max_position_embeddings": config.context_length,
         architecture.norm_eps: config.norm_eps,
@@ -63,6 +63,8 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "activation_function": activation,
         "rotary_dim": config.rotated,
         "num_kv_heads": config.num_kv_heads,
+        "v_head_dim": config.value_dim,
+        "attention_value_scale": config.mixing_multiplier,
         "ffn_hidden_size": config.intermediate_size,
         "n_inner": config.intermediate_size,
         "bias": config.mlp_bias,
@@ -86,6 +88,12 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "use_qk_norm": config.qk_norm is not None,
         "use_post_norm": config.norm_placement == "both",
     }
+
+
+def _heads_of_keys(config: ModelConfig) -> int:
+    """Returns what the one number is of: of MiMo, of layers without a window, the others having twice as many."""
+    apart = config.full_heads if config.architecture == "mimo_v2_flash" else None
+    return config.num_kv_heads if apart is None else apart.number
 
 
 def _numbers(config: ModelConfig) -> dict[str, Any]:
@@ -117,9 +125,10 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     window = next(iter(windows), None)
     turning = [int(layer not in config.unrotated_layers) for layer in range(config.num_layers)]
     growth = config.query_growth
+    usual = architecture.full_every or architecture.window_rope is not None  # whether it has some unless said
     values: dict[str, Any] = {
         # Of a class that has windows in some layers, transformers wants one even where this model has none.
-        "sliding_window": architecture.sliding_window if window is None and architecture.full_every else window,
+        "sliding_window": architecture.sliding_window if window is None and usual else window,
         "use_sliding_window": window is not None,
         "no_rope_layers": turning,
         "window_size": window or 256,  # of none
@@ -138,7 +147,7 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         for layer, one in enumerate(config.windows or (0,) * config.num_layers)
     ]
     listed = architecture.window_by_layer or architecture.hybrid or architecture.own_layer_kinds
-    if listed and (set(kinds) != {"full_attention"} or architecture.full_every or architecture.hybrid):
+    if listed and (set(kinds) != {"full_attention"} or usual or architecture.hybrid):
         values["layer_types"] = kinds
     return values
 
@@ -272,6 +281,8 @@ def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         parameters["llama_4_scaling_beta"] = config.query_growth.beta
     if config.window_rope_theta is not None and architecture.window_rope is not None:
         window = {"rope_type": "default", "rope_theta": config.window_rope_theta}
+        if config.architecture == "mimo_v2_flash":
+            window["partial_rotary_factor"] = parameters.setdefault("partial_rotary_factor", 1.0)
         return values | {"rope_parameters": {"full_attention": parameters, "sliding_attention": window}}
     return values | {"rope_parameters": parameters}
 

@@ -162,8 +162,9 @@ class Layer(torch.nn.Module):
         self._unit: torch.Tensor | None = None
         if config.value_norm or self._norms_without_weights or config.qk_norm == "behind":
             self._unit = torch.ones(head_dim, device=self._device)
-        self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
-        self.attention_output = Linear(self._q_size, config.hidden_size, dtype, bias=config.output_bias)
+        self.sinks = Bias(config.num_heads, torch.float32) if config.has_sinks(index) else None
+        self._narrow = config.value_dim if config.value_dim != head_dim else 0  # of a value that is shorter than a key
+        self.attention_output = Linear(config.attended_size(index), config.hidden_size, dtype, bias=config.output_bias)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
@@ -174,7 +175,10 @@ class Layer(torch.nn.Module):
         attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+        delta = self.attention_output(attended)
+        if self._config.mixing_multiplier != 1:
+            delta = delta * self._config.mixing_multiplier
+        delta = self._leave_attention(self._ranks.add_up(delta))
         if mlp is None:
             return x, delta
         entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
@@ -208,6 +212,8 @@ class Layer(torch.nn.Module):
         qkv = projected[:, : self._qkv_size]
         if self._values_are_keys:
             qkv = torch.cat((qkv, qkv[:, self._q_size :]), dim=1)
+        if self._narrow:
+            qkv = self._widened(qkv)
         qkv = qkv.view(self._qkv_shape)
         self._normalize_whole(qkv)
         if limit := self._config.qkv_limit:
@@ -223,10 +229,19 @@ class Layer(torch.nn.Module):
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
         sinks = None if self.sinks is None else self.sinks.weight
         attended = step.plans[self._attention].attend(keys, values, queries, Scores(self._scale, self._cap, sinks))
+        if self._narrow:
+            return attended.view(len(qkv), self._heads, -1)[..., : self._narrow].reshape(len(qkv), -1)
         attended = attended.view(-1, self._q_size)
         if not self._share_a_gate:
             return attended
         return self._operations.gate_by_sigmoid(attended, projected[:, self._qkv_size :])
+
+    def _widened(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Puts zeros behind values `[N, heads_of_keys * value_dim]` that stand behind queries and keys, as many as keys
+        are longer."""
+        values = qkv[:, -self._kv_heads * self._narrow :].reshape(len(qkv), self._kv_heads, self._narrow)
+        wide = torch.nn.functional.pad(values, (0, self._qkv_shape[2] - self._narrow))
+        return torch.cat((qkv[:, : -self._kv_heads * self._narrow], wide.flatten(1)), dim=1)
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
@@ -316,7 +331,7 @@ class Layer(torch.nn.Module):
     def _unfinished(self) -> Unfinished:
         """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""
         late = self._config.qk_norm != "whole" and not self._config.qkv_limit
-        late = late and not self._share_a_gate and not self._values_are_keys
+        late = late and not self._share_a_gate and not self._values_are_keys and not self._narrow
         bias = self.qkv.bias.weight if late and self.qkv.bias is not None else None
         norms: list[torch.Tensor] = []
         if self._norms_without_weights or self._config.qk_norm == "behind":

@@ -124,8 +124,10 @@ class Ranks:
         if config.vocab_size <= (self.size - 1) * -(-config.vocab_size // self.size):
             raise ConfigError("vocab_size", f"{config.vocab_size} leaves nothing for the last of {self.size} ranks")
         _divide("num_heads", heads, self.size)
-        if self.size % kv_heads:
-            _divide("num_kv_heads", kv_heads, self.size)
+        full = config.full_heads
+        for each in (kv_heads, *(() if full is None else (full.number,))):
+            if self.size % each:
+                _divide("num_kv_heads", each, self.size)
         experts = config.experts
         if experts is not None:
             _divide("experts.intermediate_size", experts.intermediate_size, self.size)
@@ -142,6 +144,7 @@ class Ranks:
             vocab_size=len(range(config.vocab_size)[self.tokens(config)]),
             num_heads=heads // self.size,
             num_kv_heads=max(1, kv_heads // self.size),
+            full_heads=None if full is None else full._replace(number=max(1, full.number // self.size)),
             intermediate_size=max(1, config.intermediate_size // self.size),
             experts=experts,
             recurrence=None if config.recurrence is None else config.recurrence.shared(self.size),
@@ -171,7 +174,7 @@ class Ranks:
             assert config.recurrence is not None
             return Part(rows=self._of_several(config.recurrence.divided.get(piece, ())))
         if last in ("k", "v"):
-            heads = config.num_kv_heads
+            heads = config.layer_heads[int(name.split(".")[1])].number
             if heads < self.size:
                 return Part(rows=(self._even(shape[0], self.rank * heads // self.size, heads),))
             return Part(rows=(self._even(shape[0], self.rank, self.size),))

@@ -20,6 +20,7 @@ from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
 from tandem.worker.checkpoints.hugging_face_hunyuan import with_one_number
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
+from tandem.worker.checkpoints.hugging_face_mimo import mimo, with_one_share
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_moe
 
 _ERNIE_MOE_NAMES = GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
@@ -463,5 +464,30 @@ EXPERTS = (
         window_rope=10000.0,
         unread=("mtp.",),
         experts=ExpertFields(count=64, normalized_by_default=True, dense="kinds", dense_first=0),
+    ),
+    Architecture(
+        "mimo_v2_flash",
+        "MiMoV2FlashForCausalLM",
+        GLM4_MOE_NAMES | {"attention.sinks": "self_attn.attention_sink_bias"},
+        special_ids={"bos_token_id": 1},
+        head_dim=192,
+        attention_bias=False,
+        output_bias_apart=True,
+        sliding_window=129,
+        partial_rotary=0.334,
+        own_layer_kinds=True,
+        window_rope=10000.0,
+        prepared=with_one_share,
+        further=mimo,
+        experts=ExpertFields(
+            ("n_routed_experts", "num_local_experts"),
+            256,
+            normalized_by_default=True,
+            dense="kinds",
+            grouped=True,
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+        always={"sinks": True, "sinks_in_windows": True},
     ),
 )
