@@ -223,6 +223,7 @@ KIMI = {key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_ran
     **{"linear_head_dim": 16, "linear_num_heads": 3},
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }
+SIX_TENTHS = {"partial_rotary_factor": 0.6}
 MIMO = {
     **{"num_hidden_layers": 4, "num_attention_heads": 8, "v_head_dim": 8, "sliding_window": WINDOW, "pad_token_id": 0},
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28},
@@ -635,12 +636,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "v_head_dim": 12}
         | {"attention_value_scale": ABSENT, "routed_scaling_factor": 1.7, "layer_types": ["full_attention"] * 4}
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
-        | {"rope_parameters": {kind: HALF for kind in ("full_attention", "sliding_attention")}},
+        | {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), HALF)},
     ),
     "mimo v2 flash, biases, windows alone, sizes that are not compiled": (
         "MiMoV2Flash",
-        MIMO | {"attention_bias": True, "v_head_dim": 5, "layer_types": ["sliding_attention"] * 4, "head_dim": 10}
-        | {"rope_parameters": dict.fromkeys(MIXED[:2], {"rope_theta": 100.0, **DEFAULT, "partial_rotary_factor": 0.6})},
+        MIMO
+        | {"attention_bias": True, "v_head_dim": 5, "layer_types": ["sliding_attention"] * 4, "head_dim": 10}
+        | {"rope_parameters": {kind: {"rope_theta": 100.0, **DEFAULT, **SIX_TENTHS} for kind in MIXED[:2]}},
     ),
     "youtu": ("Youtu", LATENTS),
     "minicpm3": (

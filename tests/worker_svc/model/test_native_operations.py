@@ -223,6 +223,13 @@ LAYERS: Mapping[str, dict[str, Any]] = {
     },
     "Gemma 4's keys that are values": {"qk_norm": "head", "value_norm": True, "values_are_keys": True},
     "latents": {"latents": Latents(24, 8, 16, 16, query_rank=48), **ONE_LATENT},
+    "Mistral 4's latents, queries growing": {
+        **{"latents": Latents(24, 8, 16, 16, query_rank=48), "query_growth": QueryGrowth(0.1, 8), **ONE_LATENT},
+    },
+    "MiMo's shorter values, multiplied, and scores of nothing in windows": {
+        **{"value_dim": 8, "mixing_multiplier": 0.7, "qkv_bias": True, "sinks": True, "sinks_in_windows": True},
+        **{"windows": (0, 21), "num_kv_heads": 4, "full_heads": KVHeads(2, 16)},
+    },
     "latents in 8 bits": {"latents": Latents(24, 8, 16, 16), **ONE_LATENT},
     "latents in 4 bits, their channels centred": {
         "latents": Latents(40, 8, 24, 12, query_rank=32),

@@ -12,7 +12,7 @@ import torch
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ConfigError, Experts
-from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence, ShortConvolution
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
@@ -58,6 +58,8 @@ REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
 REPLICATED += ("index_query", "index_key", "index_norm", "index_norm_bias", "index_weights")
 BIASES = {"mlp_bias": True, "experts": replace(EXPERTS, shared_size=24, dense_layers=(1,), biases=True)}
 UNGATED = replace(EXPERTS, shared_size=24, activation="relu2", gated=False, latent=20)
+SHORTER = {"value_dim": 4, "sinks": True, "sinks_in_windows": True, "mixing_multiplier": 0.7}
+SHORTER |= {"windows": (0, 9), "full_heads": KVHeads(2, 6)}
 ONE_PART = {"feed_forward_alone": (1,), "gated": False, "activation": "relu2", "mlp_bias": True, "experts": UNGATED}
 INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
@@ -71,7 +73,17 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize(
     "parts",
-    [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT, INDEXED, BIASES, BIASES | {"gated": False}, ONE_PART],
+    [
+        {},
+        {"experts": EXPERTS},
+        {"experts": SHARED},
+        LATENT,
+        INDEXED,
+        BIASES,
+        BIASES | {"gated": False},
+        ONE_PART,
+        SHORTER,
+    ],
 )
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
     assert_parts_are_the_whole(replace(CONFIG, **parts, logit_bias=True), size)
@@ -114,7 +126,7 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
         ):
             expected = size
         elif last.removesuffix("_bias") in ("k", "v") and ".attention." in name:
-            expected = max(1, size // config.num_kv_heads)
+            expected = max(1, size // config.layer_heads[int(name.split(".")[1])].number)
         else:
             expected = 1
         assert (count == expected).all(), name

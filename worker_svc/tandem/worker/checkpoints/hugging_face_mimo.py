@@ -1,5 +1,5 @@
-"""Reads what MiMo-V2-Flash says in words of its own: layers with windows have twice as many heads of keys, one more score
-in each head's softmax, and a theta of their own; values are shorter than keys, and multiplied."""
+"""Reads what MiMo-V2-Flash says in words of its own: layers with windows have twice as many heads of keys, one more
+score in each head's softmax, and a theta of their own; values are shorter than keys, and multiplied."""
 
 from __future__ import annotations
 

@@ -244,6 +244,12 @@ class Layer(torch.nn.Module):
         return torch.cat((qkv[:, : -self._kv_heads * self._narrow], wide.flatten(1)), dim=1)
 
     @cached_property
+    def _whole_bias(self) -> torch.Tensor:
+        """Returns the bias of queries, keys and values as these are once values are as long as keys."""
+        assert self.qkv.bias is not None
+        return self._widened(self.qkv.bias.weight[None])[0] if self._narrow else self.qkv.bias.weight
+
+    @cached_property
     def compiled(self) -> CompiledLayer | None:
         """Returns this layer, or all before its feed-forward part, for a call of its own, once its weights are there;
         None where that is not available."""
@@ -306,7 +312,7 @@ class Layer(torch.nn.Module):
         if whole and self.q_norm is not None and self.k_norm is not None:
             first = first._replace(norms=(self.q_norm.weight, self.k_norm.weight))
         if self.qkv.bias is not None:
-            first = first._replace(bias=self.qkv.bias.weight)
+            first = first._replace(bias=self._whole_bias)
         sinks = None if self.sinks is None else self.sinks.weight
         attending = Attending(
             matrix=self.qkv,
@@ -325,6 +331,7 @@ class Layer(torch.nn.Module):
             share_a_gate=self._share_a_gate,
             stores=self._stores,
             values_are_keys=self._values_are_keys,
+            narrow=self._narrow,
         )
         return attending, None
 

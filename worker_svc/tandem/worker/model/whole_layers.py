@@ -14,7 +14,6 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
         return behind
     has_state = config.recurrence is not None and layer in config.recurrence.layers
     found = {
-        "shorter values": bool(config.value_dim) and config.value_dim != config.head_dim and not has_state,
         "gates by two matrices": has_state and isinstance(config.recurrence, KimiDelta),
         "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
         "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),

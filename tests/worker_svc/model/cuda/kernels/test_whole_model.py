@@ -25,6 +25,7 @@ from tandem.worker.model.runner import ModelRunner, Work, decode_rows
 from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 from tests.worker_svc.model.llama_folders import random_llama
+from tests.worker_svc.model.test_architectures import MIXED, MODELS, saved
 
 PAGE_SIZE = 16
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
@@ -67,6 +68,20 @@ def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, sha
         ids = [int(logits[0].argmax())]
         output += ids
     assert output == case["output_ids"][:2]
+
+
+def test_heads_with_shorter_values_and_scores_of_nothing_in_windows_equal_transformers(tmp_path: Path) -> None:
+    kind, changes = MODELS["mimo v2 flash"]
+    theirs = saved(kind, tmp_path, **changes | {"num_hidden_layers": 2, "layer_types": MIXED[:2], "sliding_window": 9})
+    model = loaded(tmp_path, operations_for(True, split=64))
+    runner, ids = ModelRunner(model, cache_for(model, 4)), np.arange(20, dtype=np.int32) * 7 % 97
+    with torch.inference_mode():
+        expected = theirs(torch.from_numpy(ids).long()[None]).logits[0].float()
+        whole = runner.forward([Work(ids, 0, np.array([3, 1]), 20)])[:20].clone()
+        runner.forward([Work(ids[:18], 0, np.array([0, 2]), 0)])
+        decodes = [runner.forward([Work(ids[at : at + 1], at, np.array([0, 2]), 1)])[:1].clone() for at in (18, 19)]
+    torch.testing.assert_close(whole.cpu(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.cat(decodes).cpu(), expected[18:], atol=1e-4, rtol=0)
 
 
 @pytest.mark.usefixtures("_rows_alike")

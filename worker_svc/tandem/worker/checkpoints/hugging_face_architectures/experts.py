@@ -488,6 +488,7 @@ EXPERTS = (
             always={"score": "sigmoid", "biased": True},
         ),
         float32_router=True,
+        unread=("model.mtp.",),
         always={"sinks": True, "sinks_in_windows": True},
     ),
 )

@@ -126,6 +126,9 @@ class CompiledLayer:
                 _attends(layer, attending, taken)
                 if attending.values_are_keys:
                     rooms["first"] += attending.kv_heads * attending.head_dim
+                if attending.narrow:
+                    rooms["first"] += attending.kv_heads * (attending.head_dim - attending.narrow)
+                    rooms["mixed"] = max(rooms["mixed"], attending.heads * attending.head_dim)
             if carried is not None:
                 layer.state = taken.mixing(carried, rooms)
                 if not serves(carried.rule):
@@ -403,7 +406,7 @@ def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:
         taken.vector(vector)
     layer.made = heads_of(how.first, how.heads, how.kv_heads, how.head_dim, whole=how.whole)
     layer.made.stored_heads, layer.made.limit = how.stored_heads, how.limit
-    layer.stores, layer.values_are_keys = how.stores, how.values_are_keys
+    layer.stores, layer.values_are_keys, layer.narrow = how.stores, how.values_are_keys, how.narrow
     layer.sinks, layer.query_weights = taken.vector(how.scores.sinks), taken.vector(how.query_weights)
     layer.scale, layer.cap, layer.grows = how.scores.scale, how.scores.cap, how.grows
     layer.share_a_gate = how.share_a_gate

@@ -116,6 +116,7 @@ class LayerStruct(ctypes.Structure):
     weighs_input: bool
     stores: bool
     values_are_keys: bool
+    narrow: int
     _fields_ = (
         ("attention", MixingStruct),
         ("state", MixingStruct),
@@ -133,7 +134,7 @@ class LayerStruct(ctypes.Structure):
             (name, _Number)
             for name in ("activation", "grows", "share_a_gate", "centred", "gated_mlp", "feeds", "parallel")
         ),
-        *((name, _Number) for name in ("stores", "values_are_keys")),
+        *((name, _Number) for name in ("stores", "values_are_keys", "narrow")),
         ("experts", _Pointer),
         *((name, Matrix) for name in ("router", "shared_router", "into_experts", "out_of_experts")),
         ("routing", Routing),
@@ -248,6 +249,7 @@ class Attending(NamedTuple):
     share_a_gate: int  # what is attended to is multiplied by sigmoids of the first product's last numbers; 0: it is not
     stores: bool  # keys and values are the layer's own
     values_are_keys: bool  # before both are finished
+    narrow: int  # numbers of a value, if it is shorter than a key; else 0
 
 
 class Choosing(NamedTuple):

@@ -54,6 +54,7 @@ typedef struct {
     // LayerNorms; parallel: the feed-forward part is given the stream that attention is, by the same norm or one of its own;
     // stores: keys and values are the layer's own
     int32_t activation, grows, share_a_gate, centred, gated_mlp, feeds, parallel, stores, values_are_keys;
+    int32_t narrow;  // numbers of a value, if it is shorter than a key
     // Where there are experts, the feed-forward part above is one that every row has beside, if it has any (`inner`).
     const Experts *experts;
     Matrix router, shared_router;         // the second: of the share of that one
@@ -178,12 +179,29 @@ static void repeat_keys(const Step *s, const Heads *h, float *qkv) {
     }
 }
 
+// [rows, queries, keys and values of `narrow` numbers] becomes [rows, queries, keys and values as long as keys], with
+// zeros behind, where it is.
+static void widen_values(const Step *s, const Heads *h, float *qkv, int64_t narrow) {
+    const int64_t d = h->head_dim, before = (h->heads + h->kv_heads) * d;
+    for (int64_t row = s->rows - 1; row >= 0; row--) {
+        const float *from = qkv + row * (before + h->kv_heads * narrow);
+        float *to = qkv + row * (before + h->kv_heads * d);
+        for (int64_t head = h->kv_heads - 1; head >= 0; head--) {
+            float *value = to + before + head * d;
+            memmove(value, from + before + head * narrow, (size_t)narrow * sizeof(float));
+            memset(value + narrow, 0, (size_t)(d - narrow) * sizeof(float));
+        }
+        memmove(to, from, (size_t)before * sizeof(float));
+    }
+}
+
 static int attend(const Layer *l, const Step *s, const float *entering, const Pages *keys, const Pages *values) {
     const Heads *h = &l->made;
     const int64_t d = h->head_dim, heads = h->heads, all = (heads + 2 * h->kv_heads) * d;
     const int64_t stride = all + (l->share_a_gate ? heads * d / l->share_a_gate : 0);
     products(l->attention.first, entering, s->first, s);
     if (l->values_are_keys) repeat_keys(s, h, s->first);
+    if (l->narrow) widen_values(s, h, s->first, l->narrow);
     tandem_rotate_and_store(s->first, stride, h, s->cos, s->sin, l->stores ? keys : 0, values, s->format, s->slots,
                             s->rows, s->page_size, s->threads);
     if (l->grows) grow(s->first, stride, heads * d, s);
@@ -193,6 +211,8 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
                                         s->blocks, s->count, s->most, s->tables, s->width, 0, s->first, stride,
                                         s->mixed, h->stored_heads, heads / h->stored_heads, 1, d, d, s->page_size,
                                         s->window, l->scale, l->cap, l->sinks, s->attention_threads);
+    for (int64_t i = 1; l->narrow && i < s->rows * heads; i++)
+        memmove(s->mixed + i * l->narrow, s->mixed + i * d, (size_t)l->narrow * sizeof(float));
     if (l->share_a_gate)
         tandem_gate_by_sigmoid(s->mixed, s->first + all, s->rows, heads * d, l->share_a_gate, stride, s->threads);
     return failed;
