@@ -67,6 +67,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3.5 moe": _VALUES,
     # Keys of unit length by another epsilon: of more numbers they are longer.
     **{name: {"linear_head_dim": 64} for name in ("kimi linear", "kimi linear, groups, two shared")},
+    "mimo v2 flash, output and embedding one, layers of another order": {"tie_word_embeddings": False},
     "olmoe": {"num_key_value_heads": 6},
     "glm": {"head_dim": 8},
     "nemotron": {"head_dim": 8},

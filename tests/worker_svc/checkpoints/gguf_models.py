@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "youtu": "deepseek2",
     "mistral4": "mistral4",
     "kimi_linear": "kimi-linear",
+    "mimo_v2_flash": "mimo2",
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
@@ -300,6 +301,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if config.model_type == "gemma4_text":
         _describe_gemma4(writer, config)
+    if config.model_type == "mimo_v2_flash":
+        _describe_mimo(writer, config)
     if config.model_type == "mistral4":
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
         writer.add_attn_temperature_length(rope["original_max_position_embeddings"])
@@ -394,6 +397,21 @@ def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.n_group:
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
+
+
+def _describe_mimo(writer: gguf.GGUFWriter, config: Any) -> None:
+    for key in ("attention.head_count_kv", "attention.value_length"):
+        writer.kv_data[0].pop(f"mimo2.{key}")
+    windows, heads = [kind == "sliding_attention" for kind in config.layer_types], config.num_key_value_heads
+    writer.add_head_count_kv([heads * (2 if window else 1) for window in windows])
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(windows)
+    writer.add_value_length(config.v_head_dim)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.attention_value_scale is not None:
+        writer.add_float32("mimo2.attention.value_scale", config.attention_value_scale)
 
 
 def _describe_as_once(writer: gguf.GGUFWriter, config: Any) -> None:

@@ -638,6 +638,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
         | {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), HALF)},
     ),
+    "mimo v2 flash, output and embedding one, layers of another order": (
+        "MiMoV2Flash",
+        MIMO
+        | {"tie_word_embeddings": True, "attention_value_scale": ABSENT, "num_key_value_heads": 1, "v_head_dim": 4}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]},
+    ),
     "mimo v2 flash, biases, windows alone, sizes that are not compiled": (
         "MiMoV2Flash",
         MIMO
@@ -1097,6 +1103,7 @@ GGUF += [
     "mistral4",
     "mistral4, groups, a latent of queries, two shared",
 ]
+GGUF += ["mimo v2 flash", "mimo v2 flash, output and embedding one, layers of another order"]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]

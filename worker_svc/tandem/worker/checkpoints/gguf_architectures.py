@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints import gguf_further as further
 from tandem.worker.checkpoints import gguf_kimi as kimi
+from tandem.worker.checkpoints import gguf_mimo as mimo
 from tandem.worker.checkpoints import gguf_states as states
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
@@ -248,6 +249,17 @@ ARCHITECTURES = {
         experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True),
         prepared=with_one_head,
         further=mistral4,
+    ),
+    "mimo2": GgufArchitecture(
+        "mimo_v2_flash",
+        partly_rotated=True,
+        full_every=6,
+        window_rope=0.0,
+        layer_names=LAYER_NAMES | {"attention.sinks": "attn_sinks.weight", "router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(always=_SIGMOID),
+        prepared=mimo.with_long_values,
+        further=mimo.mimo,
+        always={"sinks": True, "sinks_in_windows": True},
     ),
     "kimi-linear": GgufArchitecture(
         "kimi_linear",

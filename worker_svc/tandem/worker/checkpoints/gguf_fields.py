@@ -123,6 +123,7 @@ _MORE: Mapping[str, Table] = {
     "mistral4": _LATENTS
     | rules(USED, "attention.temperature_scale attention.temperature_length")
     | {"nextn_predict_layers": Only((0,)), "rope.scaling.yarn_log_multiplier": Only((0.1,))},
+    "mimo2": _WINDOWS | _EXPERTS | rules(USED, "rope.freq_base_swa attention.value_scale"),
     "kimi-linear": {key: rule for key, rule in _LATENTS.items() if key != "nextn_predict_layers"}
     | rules(USED, "ssm.conv_kernel kda.head_dim")
     | rules(Only(), "rope.scaling.yarn_log_multiplier attention.q_lora_rank")

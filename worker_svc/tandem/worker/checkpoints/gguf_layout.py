@@ -89,7 +89,8 @@ class GgufLayout:
                 pairs = self._architecture.index_permuted
                 return index_order(config.indexer.size, config.latents.rotated, name, rows) if pairs else None
             return latents_order(config.latents, name, rows)
-        in_part = config.rotated != config.head_dim and config.full_heads is None
+        alike = config.full_heads is None or config.full_heads.size == config.head_dim
+        in_part = config.rotated != config.head_dim and alike and not config.in_proportion
         if (self._architecture.permuted or in_part) and name.endswith(_ROTATED):
             heads, neighbours = rows // config.head_dim, self._architecture.permuted
             return halves_order(heads, config.head_dim, config.rotated, neighbours=neighbours)

@@ -50,7 +50,8 @@ def _sizes(config: ModelConfig, kind: str) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
         "use_parallel_residual": config.parallel,
-        "attention.value_length": config.head_dim,
+        "attention.value_length": config.value_dim or config.head_dim,
+        "attention.value_scale": config.mixing_multiplier,
         architecture.norm_eps: config.norm_eps,
         "embedding_scale": config.embedding_multiplier,
         "residual_scale": config.residual_multiplier,
@@ -65,6 +66,8 @@ def _sizes(config: ModelConfig, kind: str) -> dict[str, Any]:
         del values[architecture.norm_eps if config.norm == "layer" else architecture.norm_eps_else]
     if windows:
         values["attention.sliding_window_pattern"] = [window > 0 for window in config.windows]
+    if config.value_dim:
+        values["attention.head_count_kv"] = [heads.number for heads in config.layer_heads]
     if architecture.folded and config.full_heads is None:
         attending = config.attention_layers
         heads = [config.num_kv_heads if layer in attending else 0 for layer in range(config.num_layers)]
