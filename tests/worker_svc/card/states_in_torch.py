@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tandem.worker.model.activations import sigmoid, silu
-from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, DELTA, NO_NORM
+from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, DELTA, KIMI, MAMBA, NO_NORM
 
 Grid = tuple[int, ...]
 
@@ -51,7 +51,8 @@ def _convolved(a: Any, line: list[int]) -> torch.Tensor:
 
 
 def _enter(a: Any, grid: Grid) -> None:
-    assert grid == (-(-a.count // a.T), a.UNITS + 1) and a.count <= len(a.room)
+    by_row = a.FACTORS != 2 * a.HEADS  # factors are another kernel's
+    assert grid == (-(-a.count // a.T), a.UNITS + (not by_row)) and a.count <= len(a.room)
     for line in _works(a):
         slot, _, row, length, replayed, _, place = line[:7]
         x = silu(_convolved(a, line))
@@ -59,6 +60,9 @@ def _enter(a: Any, grid: Grid) -> None:
             part = x[:, first : first + a.KEY]
             part /= (part.square().sum(-1, keepdim=True) + 1e-6).sqrt()
             part *= a.unit_by if first < a.KEYS * a.KEY // 2 else 1
+        if by_row:
+            a.room[place : place + len(x), : a.CHANNELS] = x
+            continue
         gates = a.gates[row : row + length].float()
         if a.RULE == DELTA:
             decay = (a.rate * _softplus(gates[:, a.HEADS : 2 * a.HEADS] + a.bias)).exp()
@@ -70,6 +74,19 @@ def _enter(a: Any, grid: Grid) -> None:
         if replayed:
             factors = torch.cat((a.journals[slot, :replayed], factors))
         a.room[place : place + len(x)] = torch.cat((x, factors), 1)
+
+
+def _decays(a: Any, grid: Grid) -> None:
+    assert grid == (-(-a.count // a.T), a.HEADS) and a.R >= a.ROWS
+    size = a.HEADS * a.ROWS
+    for slot, _, row, length, replayed, _, place, *_ in _works(a):
+        gates = a.gates[row : row + length].float()
+        rate = a.rate.repeat_interleave(a.ROWS)
+        decays = (rate * _softplus(gates[:, :size] + a.bias)).exp()
+        factors = torch.cat((decays, sigmoid(gates[:, size : size + a.HEADS])), 1)
+        if replayed:
+            factors = torch.cat((a.journals[slot, :replayed], factors))
+        a.room[place : place + len(factors), a.CHANNELS :] = factors
 
 
 def _recur(a: Any, grid: Grid) -> None:
@@ -88,16 +105,18 @@ def _recur(a: Any, grid: Grid) -> None:
             if token == replayed + length:
                 break
             line = a.room[place + token]
-            decay, other = line[a.CHANNELS :].view(2, a.HEADS, 1)
+            decays = a.ROWS if a.RULE == KIMI else 1
+            decay = line[a.CHANNELS :][: a.HEADS * decays].view(a.HEADS, decays)
+            other = line[a.CHANNELS + a.HEADS * decays :].view(a.HEADS, 1)
             read, write = (
                 line[at : at + groups * a.ROWS].view(groups, a.ROWS).repeat_interleave(a.SHARE, 0)
                 for at in (a.READ, a.WRITE)
             )
             value = line[a.VALUE : a.VALUE + a.HEADS * a.COLUMNS].view(a.HEADS, a.COLUMNS)
             state = state * decay[..., None]
-            known = torch.einsum("hrc,hr->hc", state, write) if a.RULE == DELTA else 0
+            known = 0 if a.RULE == MAMBA else torch.einsum("hrc,hr->hc", state, write)
             state += torch.einsum("hr,hc->hrc", write, (value - known) * other)
-            seen = torch.einsum("hrc,hr->hc", state, read) + (0 if a.RULE == DELTA else a.skip[:, None] * value)
+            seen = torch.einsum("hrc,hr->hc", state, read) + (a.skip[:, None] * value if a.RULE == MAMBA else 0)
             if token >= replayed:
                 a.given[row + token - replayed] = seen.flatten()
 
@@ -105,7 +124,8 @@ def _recur(a: Any, grid: Grid) -> None:
 def _leave(a: Any, grid: Grid) -> None:
     assert grid == (len(a.given), a.SIZE // a.GROUP) and a.BLOCK >= a.GROUP
     y = a.given.view(len(a.given), -1, a.GROUP)
-    gate = silu(a.mixed[:, a.CHANNELS : a.CHANNELS + a.SIZE].float() * a.z_by).view(y.shape)
+    z = a.mixed[:, a.CHANNELS : a.CHANNELS + a.SIZE].float() * a.z_by
+    gate = (sigmoid(z) if a.SIGMOID else silu(z)).view(y.shape)
     weight = a.weight if a.SHARED else a.weight.view(-1, a.GROUP)
     assert a.NORM in (NO_NORM.value, AFTER_GATE.value, BEFORE_GATE.value)
     if BEFORE_GATE.value != a.NORM:
@@ -117,7 +137,7 @@ def _leave(a: Any, grid: Grid) -> None:
 
 
 def _keep(a: Any, grid: Grid) -> None:
-    assert grid == (len(a.works), a.BLOCKS + bool(a.FACTORS)) and a.BLOCK * a.BLOCKS >= a.CHANNELS
+    assert grid == (len(a.works), a.BLOCKS + -(-a.FACTORS // a.F_PAD)) and a.BLOCK * a.BLOCKS >= a.CHANNELS
     for line in _works(a):
         slot, _, _, length, replayed, commit, place, first, last = line
         if slot < 0:
@@ -140,5 +160,5 @@ def _gated_convolution(a: Any, grid: Grid) -> None:
 
 
 KERNELS: dict[str, Callable[[Any, Grid], None]] = {
-    each.__name__: each for each in (_enter, _recur, _leave, _keep, _gated_convolution)
+    each.__name__: each for each in (_enter, _decays, _recur, _leave, _keep, _gated_convolution)
 }

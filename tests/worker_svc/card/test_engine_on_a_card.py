@@ -397,6 +397,16 @@ MODELS = {
     "soft caps": replace(MODEL, windows=(0, 9), attention_soft_cap=2.0, logit_soft_cap=3.0),
     "rotated in part, a bias of the output": replace(MODEL, rotary_dim=4, logit_bias=True),
     "sinks": replace(MODEL, windows=(0, 9), sinks=True),
+    "shorter values, sinks of layers with a window, fewer heads of the others": replace(
+        MODEL,
+        windows=(0, 9),
+        full_heads=KVHeads(1, 16),
+        sinks=True,
+        sinks_in_windows=True,
+        value_dim=6,
+        mixing_multiplier=0.7,
+        qkv_bias=True,
+    ),
     "experts of gpt-oss": replace(
         MODEL, sinks=True, experts=Experts(4, 2, 32, True, biases=True, clamped=ClampedSwiGLU(1.7, 0.5))
     ),

@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 import torch
 
 from tandem.worker.checkpoints.heads import head_config
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.checkpoints.latents import Latents
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine
 from tandem.worker.engine.process.config import BuildError
@@ -49,6 +50,15 @@ pytestmark = [
 
 MODELS = {
     "delta rule": replace(MODEL, recurrence=DeltaNet((0,), 2, 4, 8, 16, 4)),
+    "Kimi's delta rule beside latents": replace(
+        MODEL,
+        recurrence=KimiDelta((0,), 4, 8, 4),
+        latents=Latents(16, 8, 8, 8),
+        num_kv_heads=1,
+        head_dim=24,
+        rotary_dim=8,
+        unrotated_layers=(0, 1),
+    ),
     "convolution": replace(MODEL, recurrence=ShortConvolution((0,), 64, 3)),
     "convolution, norms around, gates of heads": replace(
         MODEL,
