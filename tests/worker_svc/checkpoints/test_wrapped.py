@@ -163,6 +163,30 @@ def test_experts_in_fp8_are_read_stacked_either_way_round(name: str, turned: boo
     torch.testing.assert_close(logits, logits_in_chunks(loaded(tmp_path), ids, [30]), atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize("halves", [1, 2])
+def test_stacked_experts_in_fp8_may_have_one_scale_each_or_one_of_gate_and_up(halves: int, tmp_path: Path) -> None:
+    saved("mistral3, mistral4", tmp_path)
+    tensors, plain = load_file(tmp_path / "model.safetensors"), {}
+    for name in [name for name in tensors if ".experts." in name]:
+        parts = tensors[name].chunk(halves if "gate_up" in name else 1, dim=1)
+        scale = torch.stack([part.abs().amax((1, 2)) / 448 for part in parts], 1).unsqueeze(-1)
+        each = scale.repeat_interleave(parts[0].shape[1], 1)
+        tensors[name] = (tensors[name] / each).to(torch.float8_e4m3fn)
+        plain[name] = tensors[name].float() * each
+        tensors |= {f"{name}_scale_inv": scale, f"{name}_activation_scale": torch.full((len(scale),), 0.5)}
+    file, ids = tmp_path / "config.json", some_ids(97, 30)
+    unquantized = file.read_text()
+    file.write_text(json.dumps(json.loads(unquantized) | {"quantization_config": STATIC_FP8}))
+    write(tmp_path, tensors)
+    checkpoint = open_checkpoint(tmp_path)
+    experts = [one for name, one in checkpoint.tensors() if ".experts." in name]
+    assert experts and not any(isinstance(one, torch.Tensor) for one in experts)
+    logits = logits_in_chunks(loaded(tmp_path), ids, [30])
+    file.write_text(unquantized)
+    write(tmp_path, {name: one for name, one in tensors.items() if "_scale" not in name} | plain)
+    torch.testing.assert_close(logits, logits_in_chunks(loaded(tmp_path), ids, [30]), atol=2e-4, rtol=0)
+
+
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """All of a layer's experts in two tensors, where they are apart."""
     modules = {name.partition("experts.")[0] for name in tensors if ".experts.0." in name}

@@ -84,6 +84,10 @@ WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral3ForConditionalGeneration",
         {"text_config": text("mistral"), "vision_config": seen("pixtral")},
     ),
+    "mistral3, mistral4": (
+        "Mistral3ForConditionalGeneration",
+        {"text_config": text("mistral4", **MODELS["mistral4"][1]), "vision_config": seen("pixtral"), **APART},
+    ),
     "mistral3, ministral3": (
         "Mistral3ForConditionalGeneration",
         {"text_config": text("ministral3", **MODELS["ministral3"][1]), "vision_config": seen("pixtral"), **APART},

@@ -43,6 +43,8 @@ _QWEN3_VL_MOE = _usual(151936, 2048, 5632, 24, 16, 16, 128000, 1e-6, rope_theta=
 _QWEN3_VL_MOE |= {"moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4, "norm_topk_prob": True}
 _GLM4V = _usual(151552, 4096, 13696, 40, 32, 2, 32768, 1e-5, head_dim=OverHeads, partial_rotary_factor=1.0)
 _GLM4V_MOE = _usual(151424, 4096, 10944, 46, 96, 8, 65536, 1e-5, attention_bias=True, moe_intermediate_size=1408)
+_MISTRAL4 = _usual(131072, 4096, 12288, 36, 32, 32, 1048576, 1e-6, moe_intermediate_size=2048, v_head_dim=128)
+_MISTRAL4 |= {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64}
 _GEMMA4 = _usual(262144, 2304, 9216, 30, 8, 4, 131072, 1e-6)
 _COHERE2 = {key: value for key, value in _usual(256000, 8192, 22528, 40, 64, 64, 8192, 0).items() if value}
 _LFM2 = {key: value for key, value in _usual(65536, 2560, 12288, 32, 32, 8, 128000, 0).items() if value}
@@ -52,6 +54,7 @@ TEXT_MODELS: Mapping[str, TextModel] = {
     "llama": TextModel("llama", _LLAMA),
     "mistral": TextModel("mistral", _usual(32000, 4096, 14336, 32, 32, 8, 131072, 1e-6)),
     "ministral3": TextModel("ministral3", _usual(131072, 4096, 14336, 34, 32, 8, 262144, 1e-5)),
+    "mistral4": TextModel("mistral4", _MISTRAL4),
     "gemma": TextModel("gemma", _usual(256000, 3072, 24576, 28, 16, 16, 8192, 1e-6)),
     "gemma2": TextModel("gemma2", _usual(256000, 2304, 9216, 26, 8, 4, 8192, 1e-6)),
     "gemma3_text": TextModel("gemma3_text", _usual(262208, 2304, 9216, 26, 8, 4, 131072, 1e-6)),

@@ -105,7 +105,7 @@ class StackedFloat8Scheme:
 
     block: tuple[int, int]
     turned: bool  # `[experts, in, out]`, with scales so
-    parts: tuple[str, ...] = ("", "_scale_inv")
+    parts: tuple[str, ...] = ("", "_scale_inv", "_activation_scale")
 
     def expected(self, shape: tuple[int, ...], found: Mapping[str, StoredTensor]) -> dict[str, Part]:
         if "" not in found or found[""].dtype != FLOAT8:
@@ -113,8 +113,11 @@ class StackedFloat8Scheme:
         experts, rows, columns = shape
         squares = (-(-rows // self.block[0]), -(-columns // self.block[1]))
         numbers = (columns, rows) if self.turned else (rows, columns)
-        scales = squares[::-1] if self.turned else squares
-        return {"": Part(((experts, *numbers),), (FLOAT8,)), "_scale_inv": Part(((experts, *scales),), FLOATS)}
+        # Of squares; of an expert's whole matrix; of its gate, and of its up.
+        scales = tuple((experts, *(one[::-1] if self.turned else one)) for one in (squares, (1, 1), (2, 1)))
+        expected = {"": Part(((experts, *numbers),), (FLOAT8,)), "_scale_inv": Part(scales, FLOATS)}
+        activations = Part(((experts,), (experts, 1, 1)), FLOATS)
+        return expected | ({"_activation_scale": activations} if "_activation_scale" in found else {})
 
     def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
         numbers, scale = parts[""], parts["_scale_inv"]
