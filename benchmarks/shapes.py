@@ -111,7 +111,6 @@ SHAPES = {
     "gemma-7b": _of("gemma-7b", 1),
     "command-r": _of("c4ai-command-r-v01", 1),
     "stablelm2-1.6b": _of("stablelm-2-1_6b", 6),
-    "apertus-8b": _of("Apertus-8B-Instruct-2509", 2),
     "olmo-7b": _of("OLMo-7B-hf", 2),
     "hunyuan-7b": _of("Hunyuan-7B-Instruct", 2),
     "pythia-6.9b": _of("pythia-6.9b", 2),
