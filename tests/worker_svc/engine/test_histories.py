@@ -32,12 +32,15 @@ from transformers import (
     GlmMoeDsaConfig,
     GPT2Config,
     GraniteMoeHybridConfig,
+    KimiLinearConfig,
     Lfm2MoeConfig,
     Lfm3Config,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiMoV2FlashConfig,
+    Mistral4Config,
     NemotronHConfig,
     OlmoHybridConfig,
     Qwen3_5ForCausalLM,
@@ -96,6 +99,9 @@ VARIANTS += [("indexed", "float32", "auto"), ("indexed", "bfloat16", "int8"), ("
 # beside windows, and a delta rule beside experts.
 VARIANTS += [("olmo hybrid", "float32", "auto"), ("bamba", "bfloat16", "auto"), ("gpt2", "bfloat16", "auto")]
 VARIANTS += [("lfm3", "bfloat16", "auto"), ("qwen3 next", "bfloat16", "int4"), ("olmo hybrid", "bfloat16", "int8")]
+# Decays of each row of a state beside latents, values shorter than keys beside sinks and windows, queries that grow.
+VARIANTS += [("kimi", "float32", "auto"), ("mimo", "bfloat16", "auto"), ("mistral4", "float32", "auto")]
+VARIANTS += [("kimi", "bfloat16", "int8"), ("mimo", "float32", "int4")]
 
 
 TINY: dict[str, Any] = {
@@ -186,6 +192,9 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+_NOT_KIMIS = ("q_lora_rank", "n_routed_experts", "first_k_dense_replace", "n_group", "topk_group")
+
+
 def others() -> dict[str, Any]:
     """Configs of models with latents, and with other states than a gated delta rule's."""
     mamba = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "num_hidden_layers": 3}
@@ -222,6 +231,39 @@ def others() -> dict[str, Any]:
         "bamba": BambaConfig(**TINY, **mamba, attn_layer_indices=[1], num_logits_to_keep=None),
         "gpt2": GPT2Config(
             **ids, n_embd=32, n_head=4, n_layer=2, n_positions=CONTEXT, vocab_size=VOCABULARY, initializer_range=0.3
+        ),
+        "kimi": KimiLinearConfig(
+            **{key: value for key, value in latents.items() if key not in _NOT_KIMIS},
+            **ids,
+            num_hidden_layers=3,
+            num_experts=4,
+            linear_head_dim=8,
+            linear_num_heads=4,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        "mimo": MiMoV2FlashConfig(
+            **TINY,
+            **ids,
+            num_hidden_layers=3,
+            head_dim=8,
+            v_head_dim=4,
+            sliding_window=20,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        "mistral4": Mistral4Config(
+            **latents,
+            **ids,
+            num_hidden_layers=2,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.1,
+            },
         ),
         "latents": DeepseekV3Config(**latents, num_hidden_layers=2),
         "indexed": GlmMoeDsaConfig(
