@@ -15,9 +15,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.worker_svc.checkpoints.published import PUBLISHED
 from tests.worker_svc.checkpoints.published_states import FALCON, GRANITE, LFM2, NEMOTRON
 from tests.worker_svc.checkpoints.test_hybrids import PUBLISHED as DELTA_NETS
-from tests.worker_svc.checkpoints.test_published_configs import PUBLISHED
 
 VOCABULARY = 32000
 _COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # what files call the number of layers

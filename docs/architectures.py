@@ -24,10 +24,10 @@ from tandem.worker.convert.gguf import CONVERTED as TO_GGUF
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.worker_svc.checkpoints.published import PUBLISHED
 from tests.worker_svc.checkpoints.published_states import PUBLISHED as WITH_STATES
 from tests.worker_svc.checkpoints.published_wrappers import PUBLISHED_WRAPPERS
 from tests.worker_svc.checkpoints.test_hybrids import PUBLISHED as HYBRIDS
-from tests.worker_svc.checkpoints.test_published_configs import PUBLISHED
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end of what is made -->\n"

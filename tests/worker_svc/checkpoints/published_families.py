@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker_svc.checkpoints.test_published_configs import HUNYUAN, LONGROPE, PUBLISHED, gemma4, sizes
+from tests.worker_svc.checkpoints.published import PUBLISHED
+from tests.worker_svc.checkpoints.published.parts import HUNYUAN, LONGROPE, gemma4, sizes
 
 USUAL: dict[str, Any] = {
     **{"attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.worker_svc.checkpoints.published.parts import sizes, yarn
 from tests.worker_svc.checkpoints.published_families import FAMILIES, USUAL, whole
 from tests.worker_svc.checkpoints.published_states import PUBLISHED as STATES
-from tests.worker_svc.checkpoints.test_published_configs import sizes, yarn
 
 
 def mistral3(text: dict[str, Any], **more: Any) -> dict[str, Any]:
