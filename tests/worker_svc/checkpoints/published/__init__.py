@@ -1,5 +1,11 @@
 """`config.json` of published models, typed in with the fields that their files have. Each with how many thousand
-million parameters the model is said to have."""
+million parameters the model is said to have.
+
+Those of GPT-2, StarCoder, GPT-Neo, OPT, OLMo 1, OLMo Hybrid, HunYuan, Pythia, GPT-J, Falcon, Bamba, VaultGemma, Phi,
+Nemotron-Mini, HyperCLOVA X and EXAONE 3.5 are as they are remembered, and of Cohere 2 with experts it is what
+transformers has where a file says nothing. Gemma 4's are without what sees and hears, which the numbers of their names
+count.
+"""
 
 from __future__ import annotations
 
