@@ -11,7 +11,7 @@ import torch
 
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import ConfigError, Experts
+from tandem.worker.checkpoints.layer_parts import ConfigError, Experts, PerLayerInputs
 from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence, ShortConvolution
 from tandem.worker.engine.process.build import build_engine
@@ -55,6 +55,7 @@ REPLICATED = (
 REPLICATED += ("decay_in", "gate_in")
 REPLICATED += ("into_experts", "into_experts_bias", "out_of_experts")
 REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
+REPLICATED += ("scale", "own_norm", "router_norm", "expert_weights")
 REPLICATED += ("index_query", "index_key", "index_norm", "index_norm_bias", "index_weights")
 BIASES = {"mlp_bias": True, "experts": replace(EXPERTS, shared_size=24, dense_layers=(1,), biases=True)}
 UNGATED = replace(EXPERTS, shared_size=24, activation="relu2", gated=False, latent=20)
@@ -89,6 +90,20 @@ def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: d
     assert_parts_are_the_whole(replace(CONFIG, **parts, logit_bias=True), size)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"qk_norm": "whole"},
+        {"layer_scale": True, "per_layer_inputs": PerLayerInputs(6, 103), "activation": "gelu_tanh", "gated": True}
+        | {"qkv_bias": False, "output_bias": False},
+        {"layer_scale": True, "norm_placement": "both", "experts": replace(EXPERTS, beside=True)},
+    ],
+)
+def test_ranks_share_norms_over_all_heads_and_what_gemma_4_has(size: int, parts: dict[str, Any]) -> None:
+    assert_parts_are_the_whole(replace(CONFIG, **parts), size)
+
+
 @pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("by_head", [False, True])
 def test_ranks_share_gates_of_attention_and_have_all_norms_around_a_state(size: int, by_head: bool) -> None:
@@ -121,8 +136,10 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
                 assert tuple(ours.shape) == shapes[name], name
     for name, count in seen.items():
         last = name.rsplit(".", 1)[-1]
-        if last in REPLICATED or name.endswith(
-            ("delta_net.norm_weight", "kimi_delta.norm_weight", "decay_in", "gate_in")
+        if (
+            last in REPLICATED
+            or "per_layer." in name
+            or name.endswith(("delta_net.norm_weight", "kimi_delta.norm_weight", "decay_in", "gate_in"))
         ):
             expected = size
         elif last.removesuffix("_bias") in ("k", "v") and ".attention." in name:
@@ -138,6 +155,7 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
         ({}, 3, "num_heads 8 cannot be shared by 3 ranks"),
         ({"vocab_size": 5}, 4, "vocab_size 5 leaves nothing for the last of 4 ranks"),
         ({"num_heads": 12, "num_kv_heads": 4}, 6, "num_kv_heads 4 cannot be shared by 6 ranks"),
+        ({"qk_norm": "whole"}, 8, "num_kv_heads 4 cannot be shared by 8 ranks"),
         ({"intermediate_size": 42}, 4, "intermediate_size 42 cannot be shared by 4 ranks"),
         ({"recurrence": replace(MAMBA, groups=1)}, 2, "mamba.groups 1 cannot be shared by 2 ranks"),
         ({"recurrence": replace(DELTA_NET, key_heads=2)}, 4, "delta_net.key_heads 2 cannot be shared by 4 ranks"),

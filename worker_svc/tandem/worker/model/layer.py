@@ -133,7 +133,8 @@ class Layer(torch.nn.Module):
                 biases=config.mlp_bias,
                 gate_multiplier=config.gate_multiplier,
             )
-        self.beside = ExpertsBeside(config, experts, dtype, operations) if experts and experts.beside else None
+        beside = experts is not None and experts.beside
+        self.beside = ExpertsBeside(config, experts, dtype, operations, ranks) if experts and beside else None
         given = config.per_layer_inputs
         self.given = LayerInput(config, given, dtype, operations) if given is not None else None
         self.scale = Bias(1, dtype) if config.layer_scale else None
@@ -365,8 +366,16 @@ class Layer(torch.nn.Module):
         if self.q_norm is None or self.k_norm is None or self._config.qk_norm != "whole":
             return
         heads, kv_heads = self._heads, self._kv_heads
-        for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
-            part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
+        parts = (qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)
+        if self._ranks.size == 1:
+            for part, norm in parts:
+                part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
+            return
+        rows = [part.flatten(1).float() for part, _ in parts]
+        squares = self._ranks.add_up(torch.stack([_sums(row.square()) for row in rows]))
+        for (part, norm), row, of_all in zip(parts, rows, squares, strict=True):
+            mean = of_all / (row.shape[1] * self._ranks.size)
+            part.copy_((row * torch.rsqrt(mean + self._config.norm_eps)[:, None] * norm.weight).view(part.shape))
 
     def destinations(self, config: ModelConfig) -> dict[str, Destination]:
         """Returns where each tensor of this layer goes, by its canonical name within the layer."""
@@ -415,6 +424,14 @@ class Layer(torch.nn.Module):
 def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
     """Adds `delta` to `x` in place, if there is one, where no norm comes before a part."""
     return x if delta is None else x.add_(delta)
+
+
+def _sums(rows: torch.Tensor) -> torch.Tensor:
+    """Adds up each of the rows `[N, size]` by halves, so that its bits do not depend on how many there are."""
+    while (size := rows.shape[1]) > 1:
+        half = -(-size // 2)
+        rows = rows[:, :half] + torch.nn.functional.pad(rows[:, half:], (0, 2 * half - size))
+    return rows[:, 0]
 
 
 def _ordinary(mlp: FeedForward | UngatedFeedForward, by: float = 1.0) -> Feeding:

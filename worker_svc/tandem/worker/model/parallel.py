@@ -3,6 +3,8 @@
     q, k, v, gate, up, embedding, output    by rows: a rank has some of the heads, inner numbers and tokens
     attention output, down                  by columns: each rank's product is a part of a sum
     latents, what an indexer makes          each rank has all of them
+    what layers are given of each token     the same
+    norms over all heads at once            by heads, with the sum of all ranks' squares
     layers with states                      by heads, groups of heads or channels; their output by columns
 
 So a layer adds up twice: after the attention and after the feed-forward part. Norms, routers and what is added up are
@@ -116,17 +118,13 @@ class Ranks:
         """Returns the sizes of this rank's part; raises ConfigError for what cannot be shared evenly."""
         if self.size == 1:
             return config
-        if config.qk_norm == "whole":
-            raise ConfigError("qk_norm", "over all heads at once cannot be shared by ranks (tensor_parallel)")
-        if config.layer_scale:
-            raise ConfigError("architecture", f"{config.architecture} cannot be shared by ranks (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads
         if config.vocab_size <= (self.size - 1) * -(-config.vocab_size // self.size):
             raise ConfigError("vocab_size", f"{config.vocab_size} leaves nothing for the last of {self.size} ranks")
         _divide("num_heads", heads, self.size)
         full = config.full_heads
         for each in (kv_heads, *(() if full is None else (full.number,))):
-            if self.size % each:
+            if self.size % each or config.qk_norm == "whole":  # whose sums count each key once
                 _divide("num_kv_heads", each, self.size)
         experts = config.experts
         if experts is not None:
@@ -137,7 +135,7 @@ class Ranks:
                 intermediate_size=experts.intermediate_size // self.size,
                 shared_size=experts.shared_size // self.size,
             )
-        if experts is None or experts.dense_layers:
+        if experts is None or experts.dense_layers or experts.beside:
             _divide("intermediate_size", config.intermediate_size, self.size)
         return replace(
             config,
@@ -161,6 +159,8 @@ class Ranks:
             return Part()
         shape = _shapes(config)[name]
         last = name.removesuffix("_bias").rsplit(".", 1)[-1]
+        if "per_layer." in name:
+            return Part()
         if name in ("embedding", "output", "output_bias"):
             return Part(rows=(self.tokens(config),))
         state, _, piece = name.split(".", 2)[-1].partition(".")
@@ -177,6 +177,8 @@ class Ranks:
             heads = config.layer_heads[int(name.split(".")[1])].number
             if heads < self.size:
                 return Part(rows=(self._even(shape[0], self.rank * heads // self.size, heads),))
+            return Part(rows=(self._even(shape[0], self.rank, self.size),))
+        if last in ("q_norm", "k_norm") and config.qk_norm == "whole":
             return Part(rows=(self._even(shape[0], self.rank, self.size),))
         if last in ("q", "sinks", "gate", "up", "query_up", "key_up", "value_up"):
             return Part(rows=(self._even(shape[0], self.rank, self.size),))
