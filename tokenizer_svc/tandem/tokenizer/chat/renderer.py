@@ -43,6 +43,7 @@ class ChatRenderer:
         self._niceness = niceness
         self._max_characters = max_characters
         self._all: set[asyncio.subprocess.Process] = set()
+        self._ends: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}  # of those that were killed
 
     async def render(self, request: Mapping[str, Any], caller: str) -> list[tuple[Origin, str]]:
         """Returns the rendered text by origin. Raises JsonTextError, RenderError or NoSlotError."""
@@ -164,11 +165,16 @@ class ChatRenderer:
         return killed
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
-        """Ends a process. Whoever waits for that may be cancelled: `close` waits for what is left."""
-        with suppress(ProcessLookupError):
-            process.kill()
-        await asyncio.shield(self._ended(process))
+        """Ends a process. Whoever waits for that may be cancelled: `close` waits for what is left.
+
+        It is killed once: a second `kill` would ask the system how it ended, and asyncio would then never know."""
+        if process not in self._ends:
+            with suppress(ProcessLookupError):
+                process.kill()
+            self._ends[process] = asyncio.create_task(self._ended(process))
+        await asyncio.shield(self._ends[process])
 
     async def _ended(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
         self._all.discard(process)
+        del self._ends[process]
