@@ -33,7 +33,7 @@ PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end of what is made -->\n"
 WRAPPERS_BEGIN, WRAPPERS_END = "<!-- wrappers, made by docs/architectures.py -->\n", "<!-- end of the wrappers -->\n"
 WRAPPERS_HEAD = "| `config.json` says | text model | published ones that are tried without weights |\n|---|---|---|\n"
-COMPARED = Path(__file__).parents[1] / "tests/worker_svc/model/test_architectures.py"
+COMPARED = Path(__file__).parents[1] / "tests/worker_svc/model/tiny_models.py"
 COLUMNS = (
     "architecture",
     "`config.json` says",

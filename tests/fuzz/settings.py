@@ -29,7 +29,8 @@ from tandem.worker.model.transformer import Transformer
 from tests.fuzz.shapes import NEAR, NEAR_WITH_STATES, far, in_context, logits_of, sized
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
 from tests.worker_svc.model.ranks_in_threads import in_threads
-from tests.worker_svc.model.test_architectures import ABSENT, FIRST, MODELS, SIZES, saved
+from tests.worker_svc.model.tiny_models import FIRST, MODELS, saved
+from tests.worker_svc.model.tiny_settings import ABSENT, SIZES
 
 ANSWER = 64  # tokens
 CONTEXT = 96  # of `SIZES`

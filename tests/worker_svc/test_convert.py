@@ -29,7 +29,9 @@ from tandem.worker.model.loading import load_transformer
 from tests.exhaustive import some
 from tests.worker_svc.checkpoints.gguf_models import is_plain, named_tensors, save_gguf
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
-from tests.worker_svc.model.test_architectures import GGUF, GRANTED, MODELS, NEW, SCALINGS, WINDOW, saved
+from tests.worker_svc.model.tiny_lists import GGUF, GRANTED, NEW
+from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.tiny_settings import SCALINGS, WINDOW
 
 FAMILIES = ("meta", "hugging-face", "gguf")
 

@@ -22,8 +22,10 @@ import torch
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, architecture_of, named_tensors, save_gguf
-from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.test_architectures import GGUF, GRANTED, MODELS, PAGE_SIZE, SCALINGS, saved
+from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, some_ids
+from tests.worker_svc.model.tiny_lists import GGUF, GRANTED
+from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.tiny_settings import SCALINGS
 
 PYTHON = os.environ.get("TANDEM_LLAMA_CPP_PYTHON", sys.executable)
 LENGTH = 42  # tokens: more than the windows of these models

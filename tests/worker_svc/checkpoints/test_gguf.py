@@ -29,7 +29,8 @@ from tandem.worker.model.rope import RotaryTable
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.test_model_config import GOOD
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
-from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, saved
+from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.tiny_settings import SCALINGS
 
 LENGTH = 30
 

@@ -16,7 +16,8 @@ from tests.exhaustive import some
 from tests.worker_svc.checkpoints.gguf_heads import save_gguf_with_head
 from tests.worker_svc.engine.test_own_head import answers, built, request
 from tests.worker_svc.model.heads import save_with_head
-from tests.worker_svc.model.test_architectures import GRANTED, MODELS
+from tests.worker_svc.model.tiny_lists import GRANTED
+from tests.worker_svc.model.tiny_models import MODELS
 
 
 @pytest.mark.parametrize(

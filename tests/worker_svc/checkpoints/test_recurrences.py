@@ -20,7 +20,8 @@ from tandem.worker.checkpoints.places import places_with_latents
 from tandem.worker.checkpoints.recurrences import Mamba
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.published_states import PUBLISHED
-from tests.worker_svc.model.test_architectures import GRANTED, MODELS, saved
+from tests.worker_svc.model.tiny_lists import GRANTED
+from tests.worker_svc.model.tiny_models import MODELS, saved
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -27,7 +27,8 @@ from tandem.worker.model.linear import Linear
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, randomized, some_ids
-from tests.worker_svc.model.test_architectures import GPT_OSS, MODELS, saved
+from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.tiny_settings import GPT_OSS
 
 Parts = dict[str, torch.Tensor]
 FLOAT8 = torch.float8_e4m3fn

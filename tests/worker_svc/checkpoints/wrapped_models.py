@@ -11,13 +11,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.worker_svc.model.llama_folders import randomized
-from tests.worker_svc.model.test_architectures import (
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_settings import (
     COHERE2,
     DEEPSEEK_V3,
     GEMMA3,
     GLM4_MOE,
     GRANITE,
-    MODELS,
     QWEN_EXPERTS,
     SIZES,
     WINDOW,

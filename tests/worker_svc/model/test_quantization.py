@@ -20,7 +20,7 @@ from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import INT8, quantize
 from tandem.worker.model.runner import ModelRunner, Work
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
-from tests.worker_svc.model.test_architectures import MODELS, saved
+from tests.worker_svc.model.tiny_models import MODELS, saved
 
 DEMO = "models/demo"
 

@@ -29,7 +29,8 @@ from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_whole_model import cache_for, loaded, operations_for
 from tests.worker_svc.model.llama_folders import some_ids
-from tests.worker_svc.model.test_architectures import FALCON, GRANITE_HYBRID, HYBRID, KIMI, LFM2, OLMO_HYBRID, saved
+from tests.worker_svc.model.tiny_models import saved
+from tests.worker_svc.model.tiny_settings import FALCON, GRANITE_HYBRID, HYBRID, KIMI, LFM2, OLMO_HYBRID
 
 SLOTS, JOURNAL = 5, 3
 
