@@ -57,10 +57,6 @@ class KimiDeltaMixer(Mixer):
             self.norm.weight,
         )
 
-    @property
-    def gated_twice(self) -> bool:
-        return True
-
     def destinations(self) -> dict[str, tuple[Filled, int]]:
         sizes = self.sizes
         apart: dict[str, tuple[Filled, int]] = {}
