@@ -43,11 +43,8 @@ def delta_net(config: Fields, layers: int) -> DeltaNet:
     if every < 1:
         raise config.error("full_attention_interval", f"must be at least 1, but is {every}")
     count = min(max(layers, 0), LIMITS["num_layers"])  # the number of layers is checked later
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        kinds = [_KINDS[(layer + 1) % every == 0] for layer in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in _KINDS for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(_KINDS)} for each of the {layers} layers")
+    usual = [_KINDS[(layer + 1) % every == 0] for layer in range(count)]
+    kinds = config.kinds("layer_types", _KINDS, count, usual)
     return build(
         DeltaNet,
         config,
