@@ -183,6 +183,10 @@ class Architecture:
         """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
         return self.norms_from_one and not self.hybrid and self.always.get("norm") != "layer"
 
+    def is_transposed(self, stored: str, expert: int | None) -> bool:
+        """Tells whether a matrix, or that of an expert in a tensor with all of a layer's, is stored `[in, out]`."""
+        return stored.endswith(self.transposed) if expert is None else self.transposed_experts
+
     def our_name(self, stored: str) -> str | None:
         """Returns the name by which we know a tensor of a file; None if it is of a head beside the model."""
         if stored.startswith("mtp."):
