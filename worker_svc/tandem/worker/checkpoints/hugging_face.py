@@ -48,14 +48,12 @@ from tandem.worker.checkpoints.model_config import ModelConfig, Table
 from tandem.worker.checkpoints.model_optimizer import ModelOptimizerScheme
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
-from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
+from tandem.worker.checkpoints.row_order import heads_order, index_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 from tandem.worker.checkpoints.scheme_parts import Part, Scheme
 from tandem.worker.checkpoints.schemes import of_experts, scheme_of
 
 _log = logging.getLogger(__name__)
-
-_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
 # Tables that older exports carry, which we compute: RoPE's, and which tokens a token sees.
 _IGNORED = re.compile(
@@ -376,11 +374,7 @@ def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: 
             pairs = architecture.index_interleaved
             return index_order(config.indexer.size, config.latents.rotated, name, rows) if pairs else None
         return latents_order(config.latents, name, rows) if architecture.interleaved else None
-    in_part = config.rotated != config.head_dim and not config.in_proportion
-    in_part = in_part and (config.full_heads is None or config.full_heads.size == config.head_dim)
-    if not (architecture.interleaved or in_part) or not name.endswith(_ROTATED):
-        return None
-    return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=architecture.interleaved)
+    return heads_order(config, name, rows, neighbours=architecture.interleaved)
 
 
 def shapes_in_files(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
