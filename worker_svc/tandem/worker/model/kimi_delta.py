@@ -44,7 +44,7 @@ class KimiDeltaMixer(Mixer):
         mixed, gates = self.mixed(normed), self.gates(normed)
         gate = self.gate_out(mixed[:, sizes.channels :].contiguous())
         decay = self.decay_out(gates[:, sizes.heads :].contiguous())
-        return torch.cat((mixed[:, : sizes.channels], gate), 1), torch.cat((decay, gates[:, : sizes.heads]), 1)
+        return torch.cat((mixed[:, : sizes.channels], gate), 1), torch.cat((gates[:, : sizes.heads], decay), 1)
 
     @cached_property
     def rule(self) -> KimiDeltaRule:

@@ -14,7 +14,7 @@ from tandem.worker.model.recurrence import silu
 
 @dataclass(frozen=True, slots=True)
 class KimiDeltaRule:
-    """What a layer's rule computes with, float32; see `recurrence.Rule`. `gates` are those of decays, then of betas."""
+    """What a layer's rule computes with, float32; see `recurrence.Rule`. `gates` are those of betas, then of decays."""
 
     sizes: KimiDelta
     eps: float
@@ -28,7 +28,7 @@ class KimiDeltaRule:
 
     def factors(self, gates: torch.Tensor) -> torch.Tensor:
         """Computes a decay of each channel of the keys, and a beta a head, of a token's gates."""
-        a, b = torch.split(gates, [self.sizes.size, self.sizes.heads])
+        b, a = torch.split(gates, [self.sizes.heads, self.sizes.size])
         rate = self.decay_rate.repeat_interleave(self.sizes.head_dim)
         return torch.cat(((rate * F.softplus(a + self.bias)).exp(), 1 / (1 + (-b).exp())))
 
