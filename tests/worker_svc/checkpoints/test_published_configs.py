@@ -17,6 +17,10 @@ from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_
 from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
 from tandem.worker.checkpoints.places import places_with_latents
 from tests.worker_svc.checkpoints.published import PUBLISHED
+from tests.worker_svc.checkpoints.published_states import PUBLISHED as WITH_STATES
+
+CONFIGS = {name: values for name, (values, _) in PUBLISHED.items()}
+CONFIGS |= {name: values for name, (values, *_) in WITH_STATES.items()}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -29,6 +33,17 @@ def test_a_published_config_has_the_parameters_that_its_model_is_said_to_have(na
     assert parameters / 1e9 == pytest.approx(billions, rel=0.02)
     _, stored = places_with_latents(config, config.tensor_shapes(), architecture.stored_name)
     assert sum(math.prod(shape) for shape in stored.values()) == parameters
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_number_of_layers_that_no_model_has_is_refused_before_something_is_made_for_each(name: str) -> None:
+    fields = text_fields(Fields(Path("config.json"), CONFIGS[name]))
+    architecture = architecture_of(fields)
+    for number in (0, -1, 10**9):
+        for listed in (fields.values, {key: value for key, value in fields.values.items() if "layer" not in key}):
+            counts = dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer") & fields.values.keys(), number)
+            with pytest.raises(CheckpointError):
+                read_config(fields.with_values({**listed, **counts}), architecture, tied=False)
 
 
 def test_layers_that_share_what_is_chosen_are_those_that_are_listed_drawn_or_come_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -103,6 +103,15 @@ class Fields:
         if value is not None and not isinstance(value, str):
             raise self.error(key, f"must be a string, but is {shown(value)}")
         return value
+
+    def kinds(self, key: str, served: Collection[str], layers: int, usual: list[str] | None = None) -> list[str]:
+        """Reads what each layer is, one of those `served`; the `usual` ones where that is not said."""
+        kinds = self.values.get(key)
+        if kinds is None:
+            kinds = usual
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in served for kind in kinds):
+            raise self.error(key, f"must name one of {', '.join(served)} for each of the {layers} layers")
+        return kinds
 
     def object(self, key: str) -> Fields:
         """Reads a nested object; empty when absent."""

@@ -98,12 +98,9 @@ def gemma4(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, An
         raise fields.error("attention.sliding_window_pattern", "must end with false")
     if config.rope_scaling is not None:
         raise fields.error("rope.scaling.type", "is set, which is not served with this architecture")
-    heads = _of_layer(fields, "attention.head_count_kv", config.num_layers, windows.index(0))
+    heads = heads_without_window(fields, config)
+    assert heads is not None
     size = fields.integer("attention.key_length", config.head_dim)
-    for layer, window in enumerate(windows):
-        expected = config.num_kv_heads if window else heads
-        if _of_layer(fields, "attention.head_count_kv", config.num_layers, layer) != expected:
-            raise fields.error("attention.head_count_kv", "must be the same for all layers with a window, and without")
     shared = fields.integer("attention.shared_kv_layers", 0)
     inner = [_of_layer(fields, "feed_forward_length", config.num_layers, layer) for layer in range(config.num_layers)]
     widening = 2 if inner[-1] == 2 * inner[0] else 1
@@ -132,6 +129,17 @@ def gemma4(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, An
             experts, activation="gelu_tanh", beside=True, weighed=True, logit_multiplier=config.hidden_size**-0.5
         ),
     }
+
+
+def heads_without_window(fields: Fields, config: ModelConfig) -> int | None:
+    """Returns the heads of keys that layers without a window have, if there are such, those with one having as many as
+    `config` says."""
+    key, with_window, without = "attention.head_count_kv", {config.num_kv_heads}, set[int]()
+    for layer, window in enumerate(config.windows):
+        (with_window if window else without).add(_of_layer(fields, key, config.num_layers, layer))
+    if len(with_window) > 1 or len(without) > 1:
+        raise fields.error(key, "must be the same for all layers with a window, and without")
+    return next(iter(without), None)
 
 
 def _of_layer(fields: Fields, key: str, layers: int, layer: int) -> int:

@@ -27,9 +27,7 @@ from tandem.worker.checkpoints.gguf_states import mamba_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import Place, places_of, places_with_latents
 from tandem.worker.checkpoints.recurrences import KimiDelta, Mamba
-from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
-
-_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
+from tandem.worker.checkpoints.row_order import heads_order, index_order, latents_order
 
 
 class GgufLayout:
@@ -89,12 +87,7 @@ class GgufLayout:
                 pairs = self._architecture.index_permuted
                 return index_order(config.indexer.size, config.latents.rotated, name, rows) if pairs else None
             return latents_order(config.latents, name, rows)
-        alike = config.full_heads is None or config.full_heads.size == config.head_dim
-        in_part = config.rotated != config.head_dim and alike and not config.in_proportion
-        if (self._architecture.permuted or in_part) and name.endswith(_ROTATED):
-            heads, neighbours = rows // config.head_dim, self._architecture.permuted
-            return halves_order(heads, config.head_dim, config.rotated, neighbours=neighbours)
-        return None
+        return heads_order(config, name, rows, neighbours=self._architecture.permuted)
 
     def _stored_name(self, name: str) -> tuple[str, int | None]:
         """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""

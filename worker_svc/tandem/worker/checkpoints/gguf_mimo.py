@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.gguf_further import Facts, unfolded
+from tandem.worker.checkpoints.gguf_further import Facts, heads_without_window, unfolded
 from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
 
-_HEADS, _VALUE = "attention.head_count_kv", "attention.value_length"
+_VALUE = "attention.value_length"
 
 
 def with_long_values(fields: Fields) -> Fields:
@@ -24,21 +24,14 @@ def with_long_values(fields: Fields) -> Fields:
 def mimo(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
     """Heads of keys of either kind of layers, values that are shorter and multiplied, and which layers have sinks and
     experts, which tensors say."""
-    layers, windows, experts = config.num_layers, config.windows, config.experts
-    said = fields.values.get(_HEADS)
-    each = said if isinstance(said, list) else [said] * layers
-    if len(each) != layers or len(windows) != layers:
-        raise fields.error(_HEADS, f"must be one for each of {layers} layers, some of which have a window")
-    with_window, without = (
-        {one for one, window in zip(each, windows, strict=True) if (window > 0) is has} for has in (True, False)
-    )
-    if len(with_window) > 1 or len(without) > 1:
-        raise fields.error(_HEADS, "must be the same for all layers with a window, and without")
-    number = next(iter(without), config.num_kv_heads // 2)
-    sinks = {f"blk.{layer}.attn_sinks.weight" in facts.shapes for layer in range(layers) if windows[layer]}
-    if experts is None or sinks != {True}:
-        raise fields.error("expert_count" if experts is None else "attention.sliding_window", "names no such layer")
-    dense = tuple(layer for layer in range(layers) if f"blk.{layer}.ffn_gate_inp.weight" not in facts.shapes)
+    experts, number = config.experts, heads_without_window(fields, config) or config.num_kv_heads // 2
+    if experts is None:
+        raise fields.error("expert_count", "is missing, without which this architecture is not served")
+    sinks = {f"blk.{layer}.attn_sinks.weight" in facts.shapes for layer, window in enumerate(config.windows) if window}
+    if sinks != {True}:
+        raise fields.error("attention.sliding_window_pattern", "must name layers with sinks, and one at least")
+    layers = range(config.num_layers)
+    dense = tuple(layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in facts.shapes)
     return {
         "full_heads": KVHeads(number, config.head_dim),
         "value_dim": fields.integer(_VALUE),

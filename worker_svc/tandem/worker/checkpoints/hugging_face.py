@@ -48,14 +48,12 @@ from tandem.worker.checkpoints.model_config import ModelConfig, Table
 from tandem.worker.checkpoints.model_optimizer import ModelOptimizerScheme
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
-from tandem.worker.checkpoints.row_order import halves_order, index_order, latents_order
+from tandem.worker.checkpoints.row_order import heads_order, index_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 from tandem.worker.checkpoints.scheme_parts import Part, Scheme
 from tandem.worker.checkpoints.schemes import of_experts, scheme_of
 
 _log = logging.getLogger(__name__)
-
-_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
 # Tables that older exports carry, which we compute: RoPE's, and which tokens a token sees.
 _IGNORED = re.compile(
@@ -140,7 +138,6 @@ class HuggingFaceCheckpoint:
         elif self.config.recurrence is not None:
             self._pieces = state_pieces(self._architecture, self.config)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
-        transposed = self._architecture.transposed_experts
         how = {"by_turns": self._architecture.experts_by_turns, "by_kv_head": self._architecture.grouped_qkv}
         self._places, shapes = places_with_latents(self.config, others, self._stored_name, **how)
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
@@ -159,10 +156,7 @@ class HuggingFaceCheckpoint:
         self.stored_as = bytes_by_dtype(tensor for tensor in stored.values() if not isinstance(tensor.dtype, str))
         if scheme is not None:
             self._unpack(scheme, shapes, stored)
-        if transposed:  # those that are not quantized
-            shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
-        shapes |= {name: shape[::-1] for name, shape in shapes.items() if name.endswith(self._architecture.transposed)}
-        shapes |= rows_of_one(self._architecture, shapes)
+        shapes = shapes_in_files(self._architecture, shapes)  # of those that are not quantized
         match_tensors(path, shapes, stored)
         self.dtype = main_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values()) + self._quantized_bytes
@@ -192,7 +186,7 @@ class HuggingFaceCheckpoint:
                 release_mapped(mapped)
             elif self._architecture.router_bias_row and name.endswith("router_bias"):
                 source = self._read(place)[0]
-            elif self._is_transposed(place):
+            elif self._architecture.is_transposed(place.stored, place.expert):
                 source = self._copy = self._transposed(place)
             else:
                 source = self._read(place)
@@ -357,11 +351,6 @@ class HuggingFaceCheckpoint:
             release_mapped(mapped)
         return taken
 
-    def _is_transposed(self, place: Place) -> bool:
-        if place.expert is not None:
-            return self._architecture.transposed_experts
-        return place.stored.endswith(self._architecture.transposed)
-
     def _transposed(self, place: Place) -> torch.Tensor:
         """Copies a matrix that is stored `[in, out]`, or the bias of an expert that has such."""
         mapped = self._read(Place(place.stored, place.expert))
@@ -385,19 +374,20 @@ def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: 
             pairs = architecture.index_interleaved
             return index_order(config.indexer.size, config.latents.rotated, name, rows) if pairs else None
         return latents_order(config.latents, name, rows) if architecture.interleaved else None
-    in_part = config.rotated != config.head_dim and not config.in_proportion
-    in_part = in_part and (config.full_heads is None or config.full_heads.size == config.head_dim)
-    if not (architecture.interleaved or in_part) or not name.endswith(_ROTATED):
-        return None
-    return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=architecture.interleaved)
+    return heads_order(config, name, rows, neighbours=architecture.interleaved)
 
 
-def rows_of_one(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of stored tensors that are vectors of the model, but matrices of one row in the files, or
-    numbers."""
-    name = architecture.layer_names["router_bias"] if architecture.router_bias_row else None
-    rows = {stored: (1, *shape) for stored, shape in shapes.items() if name is not None and stored.endswith(name)}
-    return rows | {stored: () for stored in shapes if stored.endswith(architecture.scalars)}
+def shapes_in_files(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes that stored tensors have: matrices may be the other way round there, and vectors may be
+    matrices of one row, or numbers."""
+    found = dict(shapes)
+    if architecture.transposed_experts:
+        found |= {stored: (shape[0], *shape[:0:-1]) for stored, shape in shapes.items() if len(shape) == 3}
+    found |= {stored: shape[::-1] for stored, shape in shapes.items() if stored.endswith(architecture.transposed)}
+    if architecture.router_bias_row:
+        name = architecture.layer_names["router_bias"]
+        found |= {stored: (1, *shape) for stored, shape in shapes.items() if stored.endswith(name)}
+    return found | {stored: () for stored in shapes if stored.endswith(architecture.scalars)}
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

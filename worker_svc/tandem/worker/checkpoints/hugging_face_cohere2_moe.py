@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
+from tandem.worker.checkpoints.layer_parts import Experts
 
 _KEYS = {
     "experts.count": "num_experts",
@@ -30,7 +30,6 @@ def said_once(config: Fields) -> Fields:
 def cohere2_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig`: norms, windows, which layers rotate, experts."""
     layers = config.integer("num_hidden_layers")
-    count = min(max(layers, 0), LIMITS["num_layers"])  # the number of layers is checked already
     first = config.integer("first_k_dense_replace", 0)
     apart, every = config.integer("prefix_dense_sliding_window_pattern", 1), config.integer("sliding_window_pattern", 4)
     for key, number, least in (
@@ -40,32 +39,24 @@ def cohere2_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dic
     ):
         if number < least:
             raise config.error(key, f"must be at least {least}, but is {number}")
-    places = [(layer + 1, apart) if layer < first else (layer - first + 1, every) for layer in range(count)]
+    places = [(layer + 1, apart) if layer < first else (layer - first + 1, every) for layer in range(layers)]
     usual = [_ATTENTION[place % pattern == 0] for place, pattern in places]
-    kinds = _listed(config, "layer_types", _ATTENTION, usual)
-    parts = _listed(config, "mlp_layer_types", _FEED_FORWARD, [_FEED_FORWARD[layer >= first] for layer in range(count)])
+    kinds = config.kinds("layer_types", _ATTENTION, layers, usual)
+    usual = [_FEED_FORWARD[layer >= first] for layer in range(layers)]
+    parts = config.kinds("mlp_layer_types", _FEED_FORWARD, layers, usual)
     dense = tuple(layer for layer, part in enumerate(parts) if part == "dense")
     full = [layer for layer, kind in enumerate(kinds) if kind == _FULL]
     window = config.integer("sliding_window", None if "sliding_window" in config.values else 4096)
-    if len(full) < count and (window is None or window < 1):
+    if len(full) < layers and (window is None or window < 1):
         raise config.error("sliding_window", "must be at least 1, as layers have it")
     size = config.integer("intermediate_size")
     return {
         "norm": "rms" if config.has("rms_norm_eps") else "layer",
-        "windows": tuple(0 if kind == _FULL else window for kind in kinds) if len(full) < count else (),
+        "windows": tuple(0 if kind == _FULL else window for kind in kinds) if len(full) < layers else (),
         "unrotated_layers": tuple(layer for layer in full if apart != 1 or layer not in dense),
         "intermediate_size": config.integer("prefix_dense_intermediate_size", size),
         "experts": _experts(config, size, dense),
     }
-
-
-def _listed(config: Fields, key: str, served: tuple[str, ...], usual: list[str]) -> list[str]:
-    kinds = config.values.get(key)
-    if kinds is None:
-        return usual
-    if not isinstance(kinds, list) or len(kinds) != len(usual) or any(kind not in served for kind in kinds):
-        raise config.error(key, f"must name one of {', '.join(served)} for each of the {len(usual)} layers")
-    return kinds
 
 
 def _experts(config: Fields, size: int, dense: tuple[int, ...]) -> Experts:

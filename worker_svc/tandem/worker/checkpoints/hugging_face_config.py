@@ -449,12 +449,7 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
     if every:
         full_layers = range(0 if architecture.full_first else every - 1, layers, every)
         usual = ["full_attention" if layer in full_layers else kind for layer, kind in enumerate(usual)]
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        kinds = usual
-    served = ("sliding_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in served for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(served)} for each of the {layers} layers")
+    kinds = config.kinds("layer_types", ("sliding_attention", "full_attention"), layers, usual)
     if kinds != usual and not architecture.window_by_layer:
         which = "no layer" if window is None else "every layer"
         raise config.error("layer_types", f"are mixed, but {architecture.class_name} has a window in {which} here")
@@ -548,14 +543,11 @@ def _dense_layers(config: Fields, known: ExpertFields, layers: int) -> tuple[int
         case "none":
             return ()
         case "first" | "kinds":
-            kinds = config.values.get("mlp_layer_types") if known.dense == "kinds" else None
-            if kinds is None:
+            if known.dense == "first" or not config.has("mlp_layer_types"):
                 first = config.integer("first_k_dense_replace", known.dense_first)
                 if first < 0:
                     raise config.error("first_k_dense_replace", f"must be at least 0, but is {first}")
                 return tuple(numbers[:first])
-            if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
-                problem = f"must name one of {', '.join(_KINDS)} for each of the {layers} layers"
-                raise config.error("mlp_layer_types", problem)
+            kinds = config.kinds("mlp_layer_types", _KINDS, layers)
             return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
     return dense_layers(config, layers)

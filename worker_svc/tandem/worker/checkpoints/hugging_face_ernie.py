@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
+from tandem.worker.checkpoints.layer_parts import Experts
 
 _KEYS = {
     "experts.count": "moe_num_experts",
@@ -37,7 +37,7 @@ def ernie4_5_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> di
 
 
 def _dense_layers(config: Fields) -> tuple[int, ...]:
-    layers = range(min(config.integer("num_hidden_layers"), LIMITS["num_layers"]))
+    layers = range(config.integer("num_hidden_layers"))
     first, last = config.integer("moe_layer_start_index", 1), config.integer("moe_layer_end_index", -1)
     every = config.integer("moe_layer_interval", 1)
     for key, value, least in (

@@ -22,7 +22,7 @@ from tandem.worker.checkpoints.hugging_face_delta_net import KEYS as DELTA_NET_K
 from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba
-from tandem.worker.checkpoints.row_order import partial_order
+from tandem.worker.checkpoints.row_order import halves_order
 
 KEYS = DELTA_NET_KEYS | {
     "experts.count": "num_experts",
@@ -43,11 +43,8 @@ def delta_net(config: Fields, layers: int) -> DeltaNet:
     if every < 1:
         raise config.error("full_attention_interval", f"must be at least 1, but is {every}")
     count = min(max(layers, 0), LIMITS["num_layers"])  # the number of layers is checked later
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        kinds = [_KINDS[(layer + 1) % every == 0] for layer in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in _KINDS for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(_KINDS)} for each of the {layers} layers")
+    usual = [_KINDS[(layer + 1) % every == 0] for layer in range(count)]
+    kinds = config.kinds("layer_types", _KINDS, count, usual)
     return build(
         DeltaNet,
         config,
@@ -186,14 +183,18 @@ def _piece(
     ours = prefix + architecture.layer_names.get(part, "")
     match part.split("."):
         case ["attention", "q" | "gate" as which]:
-            place = partial_order(1, head_dim, config.rotary_dim) if which == "q" else torch.arange(head_dim) + head_dim
+            place = (
+                halves_order(1, head_dim, config.rotary_dim, neighbours=False)
+                if which == "q"
+                else torch.arange(head_dim) + head_dim
+            )
             rows = (torch.arange(config.num_heads)[:, None] * 2 * head_dim + place).flatten()
             return Piece(f"{prefix}self_attn.q_proj.weight", (2 * config.q_size, width), rows)
         case ["attention", "k"]:
-            rows = partial_order(config.num_kv_heads, head_dim, config.rotary_dim)
+            rows = halves_order(config.num_kv_heads, head_dim, config.rotary_dim, neighbours=False)
             return Piece(ours, shape, rows)
         case ["attention", "q_norm" | "k_norm"]:
-            rows = partial_order(1, head_dim, config.rotary_dim)
+            rows = halves_order(1, head_dim, config.rotary_dim, neighbours=False)
             return Piece(ours, shape, rows, from_one=True)
         case ["delta_net", "filter"]:
             return Piece(ours, (shape[0], 1, shape[1]))

@@ -7,7 +7,6 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.known_fields import USED, check_fields, rules
-from tandem.worker.checkpoints.layer_parts import LIMITS
 from tandem.worker.checkpoints.recurrences import KimiDelta
 
 KEYS = {
@@ -42,16 +41,13 @@ def with_usual_names(config: Fields) -> Fields:
 
 def kimi_linear(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig`. What published files say of states in an object of its own comes first."""
-    layers = min(max(config.integer("num_hidden_layers"), 0), LIMITS["num_layers"])  # the number is checked later
+    layers = config.integer("num_hidden_layers")
     inner = config.object("linear_attn_config")
     check_fields(inner, rules(USED, "head_dim num_heads short_conv_kernel_size", *_BY_KIND))
-    kinds = config.values.get("layer_types")
-    if kinds is None and all(key in inner.values for key in _BY_KIND):
-        kinds = _listed(inner, layers)
-    elif kinds is None:
-        kinds = [_KINDS[layer > 0 and layer % 4 == 0] for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(_KINDS)} for each of the {layers} layers")
+    usual = [_KINDS[layer > 0 and layer % 4 == 0] for layer in range(layers)]
+    if not config.has("layer_types") and all(key in inner.values for key in _BY_KIND):
+        usual = _listed(inner, layers)
+    kinds = config.kinds("layer_types", _KINDS, layers, usual)
     sizes = {key: inner.integer(theirs, config.integer(key, usual)) for key, (theirs, usual) in _SIZES.items()}
     states = tuple(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0])
     made = {name.removeprefix("kimi_delta."): sizes[key] for name, key in KEYS.items()}

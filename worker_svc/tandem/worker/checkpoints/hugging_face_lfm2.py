@@ -24,16 +24,17 @@ _WINDOW = "sliding_attention"  # of LFM3
 def lfm2(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig` for dense models."""
     layers = config.integer("num_hidden_layers")
-    kinds = config.values.get("layer_types")
-    if kinds is None:
+    usual = None
+    if not config.has("layer_types"):
         listed = config.values.get("full_attn_idxs")
         if listed is None:
             listed = list(range(layers))
         if not isinstance(listed, list) or any(type(one) is not int for one in listed):
             raise config.error("full_attn_idxs", "must be a list of layers' numbers")
         attending = set(listed)
-        kinds = [_KINDS[layer in attending] for layer in range(layers)]
-    return {"intermediate_size": _intermediate_size(config), "recurrence": _convolutions(config, kinds, layers)}
+        usual = [_KINDS[layer in attending] for layer in range(layers)]
+    kinds = config.kinds("layer_types", _KINDS, layers, usual)
+    return {"intermediate_size": _intermediate_size(config), "recurrence": _convolutions(config, kinds)}
 
 
 def lfm2_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
@@ -56,19 +57,16 @@ def lfm2_moe(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[s
         scale=config.number("routed_scaling_factor", 1.0),
         sum_offset=LFM2_SUM_OFFSET,
     )
-    return {"experts": experts, "recurrence": _convolutions(config, config.values.get("layer_types"), layers)}
+    return {"experts": experts, "recurrence": _convolutions(config, config.kinds("layer_types", _KINDS, layers))}
 
 
 def lfm3(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig`; `rope` are the parameters of layers without a window."""
     layers = config.integer("num_hidden_layers")
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        usual = (_WINDOW, "conv", "full_attention", "conv")  # but for the first layer
-        kinds = [
-            "conv" if layer == 0 else usual[layer % 4] for layer in range(min(max(layers, 0), LIMITS["num_layers"]))
-        ]
-    recurrence = _convolutions(config, kinds, layers, kernel=7, served=(*_KINDS, _WINDOW))
+    turns = (_WINDOW, "conv", "full_attention", "conv")
+    usual = ["conv", *(turns[layer % 4] for layer in range(1, layers))]
+    kinds = config.kinds("layer_types", (*_KINDS, _WINDOW), layers, usual)
+    recurrence = _convolutions(config, kinds, kernel=7)
     found: dict[str, Any] = {"recurrence": recurrence, "rotary_dim": turning(rope, config.integer("head_dim", 128))}
     if _WINDOW in kinds:
         # null says that there is none, unlike a field that is absent
@@ -82,11 +80,7 @@ def lfm3(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[str, A
     return found
 
 
-def _convolutions(
-    config: Fields, kinds: object, layers: int, *, kernel: int = 3, served: tuple[str, ...] = _KINDS
-) -> ShortConvolution | None:
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in served for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(served)} for each of the {layers} layers")
+def _convolutions(config: Fields, kinds: list[str], *, kernel: int = 3) -> ShortConvolution | None:
     found = tuple(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0])
     if not found:
         return None

@@ -47,11 +47,7 @@ def _rotated(config: Fields, layers: int) -> list[bool]:
 
 def _chunks(config: Fields, rotated: list[bool]) -> tuple[int, ...]:
     """Returns the size of each layer's chunks; 0 where it sees the whole context."""
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        kinds = [_KINDS[turns] for turns in rotated]
-    if not isinstance(kinds, list) or len(kinds) != len(rotated) or any(kind not in _KINDS for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(_KINDS)} for each of the {len(rotated)} layers")
+    kinds = config.kinds("layer_types", _KINDS, len(rotated), [_KINDS[turns] for turns in rotated])
     size = config.integer("attention_chunk_size", 8192)
     if size < 1:
         raise config.error("attention_chunk_size", f"must be at least 1, but is {size}")

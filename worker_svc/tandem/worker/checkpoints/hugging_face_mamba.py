@@ -64,9 +64,7 @@ def bamba(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str,
     listed = config.values.get(key)
     if not isinstance(listed, list) or any(type(one) is not int or not 0 <= one < layers for one in listed):
         raise config.error(key, f"must be a list of layers from 0 to {layers - 1}, those that have attention")
-    kinds: list[tuple[str, ...]] = [
-        _ATTENTION if layer in listed else _STATE for layer in range(min(layers, LIMITS["num_layers"]))
-    ]
+    kinds: list[tuple[str, ...]] = [_ATTENTION if layer in listed else _STATE for layer in range(layers)]
     size = config.integer("mamba_expand", 2) * config.integer("hidden_size")
     return {"recurrence": _mamba(config, kinds, size, 128)}
 

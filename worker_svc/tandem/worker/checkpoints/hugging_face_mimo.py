@@ -6,16 +6,19 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.layer_parts import LIMITS
 from tandem.worker.checkpoints.model_config import KVHeads
 
 _KINDS = ("sliding_attention", "full_attention")
+_PARTS = ("dense", "sparse")
 _THETAS = {"full_attention": 5000000.0, "sliding_attention": 10000.0}
 _SIZES = (("num_key_value_heads", 4), ("head_dim", 192), ("v_head_dim", 128))
 _VALUE_SCALE = 0.707  # unless said; null says 1
 _PART = 0.334  # of a head that rotates, unless said
-# By layer, and what a 1 of theirs is; which layers they are is said by other fields, or usual.
-_DRAWN = {"hybrid_layer_pattern": "layer_types", "moe_layer_freq": "mlp_layer_types"}
+# Lists of a 1 or 0 for each layer that say again what another field says or has by default, and what a 1 of theirs is.
+_DRAWN = {
+    "hybrid_layer_pattern": ("layer_types", "sliding_attention"),
+    "moe_layer_freq": ("mlp_layer_types", "sparse"),
+}
 
 
 def with_one_share(config: Fields) -> Fields:
@@ -38,7 +41,7 @@ def with_one_share(config: Fields) -> Fields:
         raise said.error("sliding_attention", "rotates another part of heads than full_attention, which is not served")
     values = {"attention_value_scale": _VALUE_SCALE} | config.values
     values |= {"rope_parameters": parameters, "partial_rotary_factor": shares["full_attention"], "rope_theta": None}
-    for key, usual in (("rms_norm_eps", 1e-5), ("layer_types", _usual_kinds(config)), ("attention_value_scale", 1.0)):
+    for key, usual in (("rms_norm_eps", 1e-5), ("attention_value_scale", 1.0)):
         if values.get(key) is None:
             values[key] = usual
     return config.with_values(values)
@@ -46,14 +49,15 @@ def with_one_share(config: Fields) -> Fields:
 
 def mimo(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig`."""
-    layers, kinds = config.integer("num_hidden_layers"), config.values.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
-        raise config.error("layer_types", f"must name one of {', '.join(_KINDS)} for each of the {layers} layers")
-    dense = config.values.get("mlp_layer_types") or ["dense", *["sparse"] * (layers - 1)]
-    for key, ones in (("hybrid_layer_pattern", (kinds, _KINDS[0])), ("moe_layer_freq", (dense, "sparse"))):
-        drawn = [int(kind == ones[1]) for kind in ones[0]]
+    layers = config.integer("num_hidden_layers")
+    usual = [_KINDS[layer == 0 or (layer + 1) % 6 == 0] for layer in range(layers)]
+    kinds = config.kinds("layer_types", _KINDS, layers, usual)
+    parts = config.kinds("mlp_layer_types", _PARTS, layers, ["dense", *["sparse"] * (layers - 1)])
+    for key, said in {"hybrid_layer_pattern": kinds, "moe_layer_freq": parts}.items():
+        other, one = _DRAWN[key]
+        drawn = [int(kind == one) for kind in said]
         if config.values.get(key, drawn) != drawn:
-            raise config.error(key, f"is not what {_DRAWN[key]} says, or has by default")
+            raise config.error(key, f"is not what {other} says, or has by default")
     behind = config.integer("sliding_window_size", None)
     window = config.integer("sliding_window", 129) if behind is None else behind + 1
     if window < 1:
@@ -71,8 +75,3 @@ def mimo(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, 
         "value_dim": value,
         "mixing_multiplier": config.number("attention_value_scale"),
     }
-
-
-def _usual_kinds(config: Fields) -> list[str]:
-    layers = min(max(config.integer("num_hidden_layers"), 0), LIMITS["num_layers"])  # the number is checked later
-    return [_KINDS[layer == 0 or (layer + 1) % 6 == 0] for layer in range(layers)]

@@ -6,7 +6,6 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_delta_net import KEYS
-from tandem.worker.checkpoints.layer_parts import LIMITS
 from tandem.worker.checkpoints.recurrences import DeltaNet
 
 _STATE, _ATTENTION = _KINDS = ("linear_attention", "full_attention")
@@ -15,13 +14,12 @@ _GATE_EPS = 1e-5  # whatever the other norms have, and no file says it
 
 def olmo_hybrid(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns fields of `ModelConfig`. Where theta is null, as in published files, no layer rotates."""
-    count = min(max(config.integer("num_hidden_layers"), 0), LIMITS["num_layers"])
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        kinds = [_KINDS[layer % 4 == 3] for layer in range(count)]
-        kinds[-1] = kinds[-1] if _ATTENTION in kinds else _ATTENTION
-    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) != set(_KINDS):
-        raise config.error("layer_types", f"must name {' or '.join(_KINDS)} for each of the {count} layers, and both")
+    layers = config.integer("num_hidden_layers")
+    usual = [_KINDS[layer % 4 == 3] for layer in range(layers)]
+    usual[-1] = usual[-1] if _ATTENTION in usual else _ATTENTION
+    kinds = config.kinds("layer_types", _KINDS, layers, usual)
+    if set(kinds) != set(_KINDS):
+        raise config.error("layer_types", f"must name both {' and '.join(_KINDS)}")
     heads = config.integer("num_attention_heads")
     key_heads = config.integer("linear_num_key_heads", heads)
     key_dim = config.integer(
@@ -30,7 +28,7 @@ def olmo_hybrid(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict
     said = next((each.values["rope_theta"] for each in (rope, config) if "rope_theta" in each.values), 0.0)
     return {
         "norm_placement": "after_attention",
-        "unrotated_layers": tuple(range(count)) if said is None else (),
+        "unrotated_layers": tuple(range(layers)) if said is None else (),
         "recurrence": build(
             DeltaNet,
             config,

@@ -11,6 +11,19 @@ from __future__ import annotations
 import torch
 
 from tandem.worker.checkpoints.latents import Latents
+from tandem.worker.checkpoints.model_config import ModelConfig
+
+_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
+
+
+def heads_order(config: ModelConfig, name: str, rows: int, *, neighbours: bool) -> torch.Tensor | None:
+    """Returns the order that makes rows of a canonical tensor ours whose pairs are `neighbours`, or halves of what
+    turns; None: they are."""
+    alike = config.full_heads is None or config.full_heads.size == config.head_dim
+    in_part = config.rotated != config.head_dim and alike and not config.in_proportion
+    if not (neighbours or in_part) or not name.endswith(_ROTATED):
+        return None
+    return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=neighbours)
 
 
 def halves_order(heads: int, head_dim: int, rotated: int | None = None, *, neighbours: bool = True) -> torch.Tensor:
@@ -26,15 +39,6 @@ def halves_order(heads: int, head_dim: int, rotated: int | None = None, *, neigh
 def neighbours_order(heads: int, head_dim: int) -> torch.Tensor:
     """Returns indices `[heads * head_dim]` that bring rows from halves to neighbours."""
     return torch.arange(heads * head_dim).view(heads, 2, head_dim // 2).transpose(1, 2).reshape(-1)
-
-
-def partial_order(heads: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
-    """Returns indices `[heads * head_dim]` that bring rows of which the first `rotary_dim` of a head are rotated, pairs
-    being half of those apart, to pairs half a head apart."""
-    half, rotated = head_dim // 2, rotary_dim // 2
-    order = [*range(rotated), *range(rotary_dim, rotary_dim + half - rotated)]
-    order += [*range(rotated, rotary_dim), *range(rotary_dim + half - rotated, head_dim)]
-    return (torch.arange(heads)[:, None] * head_dim + torch.tensor(order)).reshape(-1)
 
 
 def latents_order(latents: Latents, name: str, rows: int) -> torch.Tensor | None:

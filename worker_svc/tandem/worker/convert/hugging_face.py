@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from tandem.worker.checkpoints.hugging_face import row_order, rows_of_one
+from tandem.worker.checkpoints.hugging_face import row_order, shapes_in_files
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
@@ -143,11 +143,7 @@ class _Layout:
         how = {"by_turns": self._architecture.experts_by_turns, "by_kv_head": self._architecture.grouped_qkv}
         self._pieces = found
         self._places, shapes = places_with_latents(config, others, self._architecture.stored_name, **how)
-        if self._architecture.transposed_experts:
-            shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
-        shapes |= {name: shape[::-1] for name, shape in shapes.items() if name.endswith(self._architecture.transposed)}
-        shapes |= {piece.stored: piece.shape for piece in found.values()}
-        shapes |= rows_of_one(self._architecture, shapes)
+        shapes = shapes_in_files(self._architecture, shapes | {piece.stored: piece.shape for piece in found.values()})
         first = (found[name].stored if name in found else self._places[name].stored for name in config.tensor_shapes())
         self.shapes = {name: shapes[name] for name in dict.fromkeys(first)}
 
@@ -162,9 +158,8 @@ class _Layout:
             return _Target(piece.stored, None, piece.rows, None, transposed=False, from_one=piece.from_one)
         place = self._places[name]
         order = row_order(self._config, self._architecture, name, rows)
-        transposed = (
-            self._architecture.transposed_experts and place.expert is not None and len(self.shapes[place.stored]) == 3
-        ) or place.stored.endswith(self._architecture.transposed)
+        is_matrix = len(self.shapes[place.stored]) == (2 if place.expert is None else 3)
+        transposed = is_matrix and self._architecture.is_transposed(place.stored, place.expert)
         parts = place.rows if place.rows is not None else slice(None) if transposed else None
         from_one = self._architecture.norms_from_one and name.endswith("norm")
         inverse = None if order is None else order.argsort()

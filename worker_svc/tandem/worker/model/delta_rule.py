@@ -37,17 +37,29 @@ class DeltaRule:
         q, k, v = torch.split(x, [sizes.key_size, sizes.key_size, sizes.size])
         q, k = (unit(part.view(-1, keys)).repeat_interleave(heads // sizes.key_heads, 0) for part in (q, k))
         decay, beta = factors.view(2, heads, 1)
-        state = state * decay.unsqueeze(-1)
-        delta = (v.view(heads, -1) - (state * k.unsqueeze(-1)).sum(1)) * beta
-        state = state + k.unsqueeze(-1) * delta.unsqueeze(1)
-        return state, (state * (q * keys**-0.5).unsqueeze(-1)).sum(1)
+        return moved(state, q, k, v.view(heads, -1), decay, beta)
 
     def leave(self, given: torch.Tensor, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         z = mixed[self.sizes.channels :].view(given.shape)
-        normed = given * torch.rsqrt(given.square().mean(-1, keepdim=True) + self.eps) * self.norm
-        return (normed * silu(z)).flatten()
+        return (normed(given, self.eps, self.norm) * silu(z)).flatten()
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
     """Makes vectors of unit length."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def moved(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a state `[heads, rows, columns]` behind a token, and what q reads of it. q and k `[heads, rows]` are of
+    unit length; decays are one a head, or one of each of its rows, `[heads, 1 or rows]`; betas `[heads, 1]`."""
+    state = state * decay.unsqueeze(-1)
+    delta = (v - (state * k.unsqueeze(-1)).sum(1)) * beta
+    state = state + k.unsqueeze(-1) * delta.unsqueeze(1)
+    return state, (state * (q * q.shape[-1] ** -0.5).unsqueeze(-1)).sum(1)
+
+
+def normed(x: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
+    """Returns the RMS norm of each head of `x` `[heads, size]`."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight

@@ -44,7 +44,7 @@ class KimiDeltaMixer(Mixer):
         mixed, gates = self.mixed(normed), self.gates(normed)
         gate = self.gate_out(mixed[:, sizes.channels :].contiguous())
         decay = self.decay_out(gates[:, sizes.heads :].contiguous())
-        return torch.cat((mixed[:, : sizes.channels], gate), 1), torch.cat((decay, gates[:, : sizes.heads]), 1)
+        return torch.cat((mixed[:, : sizes.channels], gate), 1), torch.cat((gates[:, : sizes.heads], decay), 1)
 
     @cached_property
     def rule(self) -> KimiDeltaRule:
@@ -56,10 +56,6 @@ class KimiDeltaMixer(Mixer):
             self.bias.weight,
             self.norm.weight,
         )
-
-    @property
-    def gated_twice(self) -> bool:
-        return True
 
     def destinations(self) -> dict[str, tuple[Filled, int]]:
         sizes = self.sizes

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.recurrences import KimiDelta
-from tandem.worker.model.delta_rule import unit
+from tandem.worker.model.delta_rule import moved, normed, unit
 from tandem.worker.model.recurrence import silu
 
 
 @dataclass(frozen=True, slots=True)
 class KimiDeltaRule:
-    """What a layer's rule computes with, float32; see `recurrence.Rule`. `gates` are those of decays, then of betas."""
+    """What a layer's rule computes with, float32; see `recurrence.Rule`. `gates` are those of betas, then of decays."""
 
     sizes: KimiDelta
     eps: float
@@ -28,21 +28,16 @@ class KimiDeltaRule:
 
     def factors(self, gates: torch.Tensor) -> torch.Tensor:
         """Computes a decay of each channel of the keys, and a beta a head, of a token's gates."""
-        a, b = torch.split(gates, [self.sizes.size, self.sizes.heads])
+        b, a = torch.split(gates, [self.sizes.heads, self.sizes.size])
         rate = self.decay_rate.repeat_interleave(self.sizes.head_dim)
         return torch.cat(((rate * F.softplus(a + self.bias)).exp(), 1 / (1 + (-b).exp())))
 
     def step(self, state: torch.Tensor, x: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = self.sizes
         q, k, v = x.view(3, sizes.heads, sizes.head_dim)
-        q, k = unit(q), unit(k)
         decay, beta = torch.split(factors, [sizes.size, sizes.heads])
-        state = state * decay.view(sizes.heads, -1, 1)
-        delta = (v - (state * k.unsqueeze(-1)).sum(1)) * beta.unsqueeze(-1)
-        state = state + k.unsqueeze(-1) * delta.unsqueeze(1)
-        return state, (state * (q * sizes.head_dim**-0.5).unsqueeze(-1)).sum(1)
+        return moved(state, unit(q), unit(k), v, decay.view(sizes.heads, -1), beta.unsqueeze(-1))
 
     def leave(self, given: torch.Tensor, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         z = mixed[self.sizes.channels :].view(given.shape)
-        normed = given * torch.rsqrt(given.square().mean(-1, keepdim=True) + self.eps) * self.norm
-        return (normed / (1 + (-z).exp())).flatten()
+        return (normed(given, self.eps, self.norm) / (1 + (-z).exp())).flatten()

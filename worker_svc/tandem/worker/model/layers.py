@@ -39,8 +39,6 @@ class RecurrentLayer(Layer):
         return step.states.recur(self.mixer.rule, self._state_index, mixed, gates)
 
     def _mixing(self) -> tuple[Attending | None, Carried | None]:
-        if self.mixer.gated_twice:
-            return None, None
         return None, Carried(self.mixer.first, self.attention_output, self.mixer.rule, self.mixer.beside)
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:

@@ -95,15 +95,12 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
     return not isinstance(first, torch.Tensor) and (first[:1].float8() or first[:1].grouped()) is not None
 
 
-_KIMI_GATES = ("kimi_delta.b", "kimi_delta.decay_in", "kimi_delta.decay_out")
+_STATE_GATES = ("delta_net.a", "delta_net.b", "kimi_delta.b", "kimi_delta.decay_in", "kimi_delta.decay_out", "mamba.dt")
 
 
 def _least_bits(name: str) -> int:
     """Returns the fewest bits: a router, what an indexer's heads weigh, the gates of a state that outlives thousands of
-    tokens, and the output among a whole vocabulary, decide by small differences."""
-    if (
-        name.endswith(("router", "index_weights", "delta_net.a", "delta_net.b", "mamba.dt", *_KIMI_GATES))
-        or name == "positions"
-    ):
+    tokens, and the output among a whole vocabulary, decide by small differences; a learned position is looked up."""
+    if name.endswith(("router", "index_weights", *_STATE_GATES)) or name == "positions":
         return 32
     return 8 if name in ("embedding", "output", "per_layer.embedding") else 4

@@ -59,11 +59,6 @@ class Mixer(torch.nn.Module):
         return self.gates
 
     @property
-    def gated_twice(self) -> bool:
-        """Tells whether gates come out of a second product, which a compiled layer has not."""
-        return False
-
-    @property
     def output_bias(self) -> bool:
         """Tells whether the output matrix has a bias."""
         return False

@@ -127,9 +127,10 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 of_head = slice(head * rows, (head + 1) * rows)
                 q, k, v = x.reshape(3, heads, rows)[:, head]
                 q, k = q / np.sqrt((q * q).sum() + 1e-6) / math.sqrt(rows), k / np.sqrt((k * k).sum() + 1e-6)
-                decays = float(rule.decay_rate[head]) * np.logaddexp(0, gates[t, of_head] + part["bias"][of_head])
+                a = gates[t, heads:][of_head] + part["bias"][of_head]
+                decays = float(rule.decay_rate[head]) * np.logaddexp(0, a)
                 state[head] *= np.exp(decays)[:, None]
-                b = gates[t, heads * rows + head]
+                b = gates[t, head]
                 state[head] += np.outer(k, (v - k @ state[head]) / (1 + np.exp(-b)))
                 y[head] = q @ state[head]
             elif isinstance(rule, DeltaRule):

@@ -88,9 +88,8 @@ class Architecture:
     name: str  # transformers' model_type, and what we call it
     class_name: str
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
-    state_names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # where the norms of layers with states are, if elsewhere
+    # Where the norms of layers with states are, if elsewhere.
+    state_names: Mapping[str, str] = field(default_factory=dict)
     final_norm: str = NORM  # where the norm behind the layers is
     special_ids: Mapping[str, int | tuple[int, ...]] = field(
         default_factory=lambda: {"bos_token_id": 1, "eos_token_id": 2}
@@ -166,7 +165,8 @@ class Architecture:
     grouped_qkv: bool = False  # q, k and v are one tensor by heads of keys (`places.py`)
     router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
     scalars: tuple[str, ...] = ()  # what the names of tensors end with that are numbers, not vectors of one
-    # What the names of tensors end with that lie below each other in several of the files.
+    # What the names of tensors end with that lie below each other in several of the files: transformers cuts OLMo
+    # Hybrid's filters in equal parts, whatever the sizes of queries, keys and values are.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # what the names of tensors begin with that are of a head beside the model
     # Makes a config of one that says the number of layers in another way.
@@ -182,6 +182,10 @@ class Architecture:
     def multiplied_by_width(self) -> bool:
         """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
         return self.norms_from_one and not self.hybrid and self.always.get("norm") != "layer"
+
+    def is_transposed(self, stored: str, expert: int | None) -> bool:
+        """Tells whether a matrix, or that of an expert in a tensor with all of a layer's, is stored `[in, out]`."""
+        return stored.endswith(self.transposed) if expert is None else self.transposed_experts
 
     def our_name(self, stored: str) -> str | None:
         """Returns the name by which we know a tensor of a file; None if it is of a head beside the model."""

@@ -217,7 +217,7 @@ HYBRIDS = (
         own_layer_kinds=True,
         further=olmo_hybrid,
         joined={"linear_attn.conv1d.weight": tuple(f"linear_attn.{part}_conv1d.weight" for part in "qkv")},
-        own_norm_names={
+        also_stored={
             ".attention_layer_norm.": ".input_layernorm.",
             ".feedforward_layer_norm.": ".post_attention_layernorm.",
         },

@@ -124,7 +124,7 @@ def _fill(step: _Recurrence, rule: Rule) -> str:
             return "delta_net"
         case KimiDeltaRule():
             step.rate, step.bias, step.norm = (part.data_ptr() for part in (rule.decay_rate, rule.bias, rule.norm))
-            step.groups, step.eps = rule.sizes.heads, rule.eps
+            step.groups, step.eps, step.beta_by = rule.sizes.heads, rule.eps, 1.0
             return "kimi_delta"
         case ConvolutionRule():
             step.filter_bias = None if rule.filter_bias is None else rule.filter_bias.data_ptr()

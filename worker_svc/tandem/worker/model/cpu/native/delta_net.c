@@ -10,15 +10,17 @@
 
 #include "recurrence.h"
 
-// The decay and beta of each token and head.
+// The decays of each token and head, one or one of each row, then its beta.
 static void make_factors(const Recurrence *r, const Work *w) {
+    const int64_t decays = decays_of_a_head(r);
     float *first = replay_factors(r, w);
     for (int64_t t = 0; t < w->length; t++) {
         const float *b = r->gates + (w->row + t) * r->gates_stride, *a = b + r->heads;
         float *to = first + (w->replayed + t) * (r->channels + r->factors);
         for (int64_t h = 0; h < r->heads; h++) {
-            to[h] = expf(r->rate[h] * softplus(a[h] + r->bias[h]));
-            to[r->heads + h] = r->beta_by / (1 + expf(-b[h]));
+            for (int64_t i = h * decays; i < (h + 1) * decays; i++)
+                to[i] = expf(r->rate[h] * softplus(a[i] + r->bias[i]));
+            to[r->heads * decays + h] = r->beta_by / (1 + expf(-b[h]));
         }
     }
     keep_factors(r, w, first);
@@ -63,19 +65,6 @@ INLINE void step(const int n, float *s, int64_t rows, const float *q, const floa
     }
     if (!out) return;
     for (int i = 0; i < n; i++) _mm256_storeu_ps(out + 8 * i, even[i]);
-}
-
-// As `make_factors`, with the decays of each head's rows first, then the betas.
-static void make_row_factors(const Recurrence *r, const Work *w) {
-    const int64_t size = r->heads * r->rows;
-    float *first = replay_factors(r, w);
-    for (int64_t t = 0; t < w->length; t++) {
-        const float *a = r->gates + (w->row + t) * r->gates_stride, *b = a + size;
-        float *to = first + (w->replayed + t) * (r->channels + r->factors);
-        for (int64_t i = 0; i < size; i++) to[i] = expf(r->rate[i / r->rows] * softplus(a[i] + r->bias[i]));
-        for (int64_t h = 0; h < r->heads; h++) to[size + h] = 1 / (1 + expf(-b[h]));
-    }
-    keep_factors(r, w, first);
 }
 
 INLINE void row_step(const int n, float *s, int64_t rows, const float *q, const float *k, const float *v,
@@ -143,7 +132,7 @@ static void delta_rule(const Recurrence *r, const int64_t *works, int64_t count,
 #pragma omp for schedule(dynamic, 4)
         for (int64_t i = 0; i < count * (blocks + 1); i++) {
             const Work *w = work + i / (blocks + 1);
-            if (i % (blocks + 1) == blocks) by_row ? make_row_factors(r, w) : make_factors(r, w);
+            if (i % (blocks + 1) == blocks) make_factors(r, w);
             else convolve(r, w, saves, i % (blocks + 1), 1);
         }
 #pragma omp for schedule(static)

@@ -115,7 +115,7 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
 //     rows       numbers of q and k           numbers of B and C
 //     columns    numbers of v                 numbers of x
 //     factors    decay, beta of each head     decay, dt of each head
-// Kimi's delta rule is as delta_net.c has it, but for gates a, b and decays of each row of each head.
+// Kimi's delta rule is as delta_net.c has it, but for decays, and a of which they are made, of each row of each head.
 typedef struct {
     const float *mixed, *gates;         // [rows of the step, ..]
     const float *filter, *filter_bias;  // [kernel, channels], [channels]

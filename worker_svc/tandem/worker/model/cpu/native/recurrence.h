@@ -113,6 +113,9 @@ INLINE void keep_factors(const Recurrence *r, const Work *w, const float *first)
 
 INLINE float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
+// Of the factors of a token, each head has one beside them.
+INLINE int64_t decays_of_a_head(const Recurrence *r) { return r->factors / r->heads - 1; }
+
 // One token on `n` times 8 columns of a state s [rows, COLUMNS]: it is changed by `write` [rows] and what is given, v,
 // then read by `read` [rows]; without `out` it is not read. Decays are one, or one of each row.
 typedef void Step(int n, float *s, int64_t rows, const float *read, const float *write, const float *v,
@@ -141,7 +144,7 @@ INLINE void recur(const Recurrence *r, const Work *w, const Save *saves, int64_t
                            bytes);
         if (t == all) break;
         const float *x = r->room + (w->place + t) * width;
-        const int64_t decays = r->factors / r->heads - 1;  // of a head
+        const int64_t decays = decays_of_a_head(r);
         const float *decay = x + r->channels + head * decays, other = x[r->channels + r->heads * decays + head];
         const int64_t place = (w->row + t - w->replayed) * r->heads * columns + head * columns + column;
         float *out = t < w->replayed ? 0 : r->out + place;

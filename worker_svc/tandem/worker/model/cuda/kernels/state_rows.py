@@ -171,7 +171,7 @@ def _decays(
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Fills the factors in lines of the room, of Kimi's delta rule. A program takes a head of some tokens: a decay of
-    each of its rows, and its beta; the gates have those of all heads' rows first."""
+    each of its rows, and its beta; the gates have those of betas first."""
     place, real, token, slot, _, row, replayed = _tokens(tokens, works, count, T)
     head = tl.program_id(1)
     FACTORS: tl.constexpr = HEADS * (ROWS + 1)
@@ -183,12 +183,12 @@ def _decays(
     known = of < ROWS
     at = (head * ROWS + of)[None, :]
     fresh, stored, inside = new[:, None] & known[None, :], old[:, None] & known[None, :], real[:, None] & known[None, :]
-    a = tl.load(given[:, None] + at, mask=fresh, other=0.0).to(tl.float32)
+    a = tl.load(given[:, None] + HEADS + at, mask=fresh, other=0.0).to(tl.float32)
     shift = tl.load(bias + head * ROWS + of, mask=known, other=0.0)[None, :]
     decay = tl.exp(tl.load(rate + head) * softplus(a + shift))
     decay = tl.where(fresh, decay, tl.load(kept[:, None] + at, mask=stored, other=0.0))
     tl.store(there[:, None] + at, decay, mask=inside)
-    b = tl.load(given + HEADS * ROWS + head, mask=new, other=0.0).to(tl.float32)
+    b = tl.load(given + head, mask=new, other=0.0).to(tl.float32)
     beta = 1.0 / (1.0 + tl.exp(-b))
     beta = tl.where(new, beta, tl.load(kept + HEADS * ROWS + head, mask=old, other=0.0))
     tl.store(there + HEADS * ROWS + head, beta, mask=real)
