@@ -125,7 +125,10 @@ def small(folder: Path, version: str) -> Tokenizer:
 def written(tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | None:
     request = chat_request(Conversation(messages, tools=tools), "")
     question = chat_question(
-        pb.EncodeChatRequest.FromString(request.SerializeToString()), tokenizer, TokenizerSettings()
+        pb.EncodeChatRequest.FromString(request.SerializeToString()),
+        tokenizer,
+        template_of(tokenizer),
+        TokenizerSettings(),
     )
     try:
         return "".join(text for _, text in render(read_question(json.loads(json.dumps(question))), 1 << 20))
@@ -186,9 +189,8 @@ def test_ids_are_those_of_mistral_common(tmp_path: Path, version: str) -> None:
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         expected = theirs.encode_chat_completion(request(messages=told, tools=tools or None)).tokens
         question = chat_request(Conversation(messages, tools=tools), "")
-        runs = render(
-            read_question(json.loads(json.dumps(chat_question(question, ours, TokenizerSettings())))), 1 << 20
-        )
+        asked = chat_question(question, ours, template_of(ours), TokenizerSettings())
+        runs = render(read_question(json.loads(json.dumps(asked))), 1 << 20)
         ids = [index for origin, text in runs for index in ours.encode(text, False, origin == 0)]
         if version == "v3" and any(
             each["role"] == "tool" for each in messages
