@@ -21,7 +21,7 @@ _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true
 _OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
-def json_calls(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+def json_calls(reader: Reader, calls: CallWriter, *, sure: bool = True) -> Steps[None]:
     """Reads a list of calls, or calls with nothing, commas or semicolons between them. Where it is not `sure` that this
     is a call, it must have all parts and the name of a tool. Raises BrokenError."""
     first = yield from reader.solid()
@@ -38,7 +38,7 @@ def json_calls(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
             return
 
 
-def json_items(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+def json_items(reader: Reader, calls: CallWriter, *, sure: bool = True) -> Steps[None]:
     """Reads what is behind the opening bracket of a list of calls. Raises BrokenError."""
     while True:
         yield from json_call(reader, calls, sure=sure)

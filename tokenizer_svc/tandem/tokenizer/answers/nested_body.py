@@ -41,6 +41,11 @@ class Nested:
 
     mark: str
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be a control token."""
+        return (self.mark,)
+
     def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
         """Reads what is between the markers of calls; `ends` stay. Raises BrokenError."""
         tag = StopMatcher([self.mark + "<"])

@@ -176,7 +176,7 @@ class AnswerParser:
             self._space.clear()
             reader.rest = marker[kept:] + reader.rest
             try:
-                yield from calls.body(reader, self._calls, calls.ends)
+                yield from calls.body.read(reader, self._calls, calls.ends)
                 yield from reader.solid()
                 ended = bool(calls.ends) and bool((yield from reader.literal(calls.ends)))
                 if not ended and calls.needs_end and reader.rest:
