@@ -55,10 +55,7 @@ class Elements:
             if not self.several:
                 return
             yield from reader.solid()
-            following = yield from reader.literal((self.name_open, *ends))
-            if following:
-                reader.give_back(following)
-            if following != self.name_open:
+            if not (yield from reader.follows(self.name_open)):
                 return
 
     def _read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:

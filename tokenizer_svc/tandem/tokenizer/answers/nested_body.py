@@ -13,7 +13,7 @@ from tandem.tokenizer.decoding.stop_strings import StopMatcher
 
 _MAX_DEPTH = 64
 _ITEM = "item"  # the name of an element that is one of a list
-_INVOKE = ("invoke name=", "/invoke")
+_INVOKE, _INVOKE_END = "invoke name=", "/invoke"
 _END = StopMatcher([">"])
 
 _Value: TypeAlias = str | list[tuple[str, "_Value"]]  # a text, or elements by their names
@@ -49,19 +49,17 @@ class Nested:
     def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
         """Reads what is between the markers of calls; `ends` stay. Raises BrokenError."""
         tag = StopMatcher([self.mark + "<"])
+        begin = f"{self.mark}<{_INVOKE}"
         while True:
             yield from reader.solid()
+            yield from reader.expect(begin)
             yield from self._call(reader, calls, tag)
             reader.record()
             yield from reader.solid()
-            following = yield from reader.literal((f"{self.mark}<{_INVOKE[0]}", *ends))
-            if following:
-                reader.give_back(following)
-            if not following or following in ends:
+            if not (yield from reader.follows(begin)):
                 return
 
     def _call(self, reader: Reader, calls: CallWriter, tag: StopMatcher) -> Steps[None]:
-        yield from reader.expect(f"{self.mark}<{_INVOKE[0]}")
         name, _ = yield from reader.up_to(_END, LONGEST_NAME)
         name = name.strip().strip("\"'")
         calls.begin(name)
@@ -70,7 +68,7 @@ class Nested:
             yield from reader.solid()
             yield from reader.expect(self.mark + "<")
             key, _ = yield from reader.up_to(_END, LONGEST_NAME)
-            if key == _INVOKE[1]:
+            if key == _INVOKE_END:
                 break
             if key in begun or not key.strip() or key.startswith("/"):
                 raise BrokenError

@@ -138,10 +138,8 @@ class AnswerParser:
         """Takes the first line of the reasoning if it is the label."""
         reader = self._reader
         yield from reader.solid()
-        taken = yield from reader.literal([label + behind for behind in ("\n", *markers)])
-        if taken:
-            reader.rest = taken[len(label) :] + reader.rest
-        elif reader.rest == label:  # and no more will come
+        whole = yield from reader.follows(*(label + behind for behind in ("\n", *markers)))
+        if whole or reader.rest == label:  # and no more will come
             reader.take(len(label))
 
     def _bare(self) -> Steps[None]:
