@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
-from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
+from tandem.tokenizer.answers.writer import LONGEST_NAME, MAX_DEPTH, CallWriter
 from tandem.tokenizer.decoding.stop_strings import StopMatcher
 
-_MAX_DEPTH = 64
 _ITEM = "item"  # the name of an element that is one of a list
 _INVOKE, _INVOKE_END = "invoke name=", "/invoke"
 _END = StopMatcher([">"])
@@ -92,7 +91,7 @@ def _value(reader: Reader, name: str, tag: StopMatcher) -> Steps[_Value]:
             if not begun:
                 return ended.value()
             begun[-1].elements.append((ended.name, ended.value()))
-        elif name.startswith("/") or not name.strip() or len(begun) >= _MAX_DEPTH:
+        elif name.startswith("/") or not name.strip() or len(begun) >= MAX_DEPTH:
             raise BrokenError
         else:
             begun.append(_Element(name))

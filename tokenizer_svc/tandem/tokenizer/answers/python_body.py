@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from tandem.tokenizer.answers.json_body import json_items, word_of
+from tandem.tokenizer.answers.json_body import another, json_items, word_of
 from tandem.tokenizer.answers.literals import Literals
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
-from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
+from tandem.tokenizer.answers.writer import LONGEST_NAME, MAX_DEPTH, CallWriter
 
-_MAX_DEPTH = 64
 _NAME = re.compile(r"[\w.\-]+")
 _ORDINARY = re.compile(r"""[^()\[\]{}"']+""")
 _BEHIND_A_VALUE = ",:)]}"
@@ -26,10 +25,7 @@ def python_list(reader: Reader, calls: CallWriter, *, sure: bool = True) -> Step
 def _items(reader: Reader, calls: CallWriter, *, sure: bool = True, loose: bool = False) -> Steps[None]:
     while True:
         yield from _call(reader, calls, sure=sure, loose=loose)
-        following = yield from reader.solid()
-        if following not in (",", "]") or not following:
-            raise BrokenError
-        if reader.take(1) == "]":
+        if (yield from another(reader, "]")):
             return
 
 
@@ -101,7 +97,7 @@ def _in_parentheses(reader: Reader, loose: bool) -> Steps[str]:
             yield from _string(reader, sign, parts, loose)
         else:
             depth += 1 if sign in "([{" else -1
-            if depth > _MAX_DEPTH:
+            if depth > MAX_DEPTH:
                 raise BrokenError
     return "".join(parts)
 
