@@ -11,6 +11,7 @@ from tandem.common.lark import TEXT, Rules, json_value
 
 ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _HOLDS_TEXT = ("pattern", "format")  # what a schema says of a text that a grammar of plain text cannot hold it to
+NOTHING = '""'
 SHARED = ("$defs", "definitions")
 
 
@@ -141,15 +142,15 @@ def text_of(schema: Mapping[str, Any], place: str) -> str:
     return rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/"
 
 
-def _python_value(schema: Any) -> str:
-    """Numbers, texts and lists are the same as in JSON, and the readers of this format take its words too."""
+def python_value(schema: Any) -> str:
+    """Returns the grammar of a value in Python: JSON's, whose words the readers take, too, but for booleans."""
     if isinstance(schema, Mapping) and schema.get("type") == "boolean" and listed(schema) is None:
         return '("True" | "False")'
     return json_value(schema)
 
 
-def keywords(rules: Rules, schema: Mapping[str, Any], place: str, value: Callable[[Any], str] = _python_value) -> str:
-    """Returns the grammar of `name=value, ...`. Raises NotWrittenError."""
+def keywords(rules: Rules, schema: Mapping[str, Any], place: str, value: Callable[[Any], str]) -> str:
+    """Returns the grammar of `name=value, ...`, each `value` by its schema. Raises NotWrittenError."""
     if not _is_closed(schema):
         one = f'{ANY_KEY} "=" {json_value({})}'
         return rules.rule(f'({one} (", " {one})*)?')
@@ -167,9 +168,6 @@ def in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> str
     for text, required in reversed(pairs):
         after = rules.rule(f"{separator} {text} {behind}" if required else f"({separator} {text})? {behind}")
         first = f"{text} {behind}"
-        alone = rules.rule(first if required else f"{first} | {alone or _NOTHING}")
+        alone = rules.rule(first if required else f"{first} | {alone or NOTHING}")
         behind = after
-    return alone or _NOTHING
-
-
-_NOTHING = '""'
+    return alone or NOTHING
