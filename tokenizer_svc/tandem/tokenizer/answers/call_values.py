@@ -115,7 +115,8 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
         return {name for name in given if isinstance(name, str)}
     found: set[str] = set()
     for key in ("anyOf", "oneOf"):
-        for each in schema.get(key, ()):
+        choices = schema.get(key)
+        for each in choices if isinstance(choices, list) else ():
             inner = _types(each) if isinstance(each, Mapping) else set()
             if not inner:
                 return set()
@@ -136,10 +137,27 @@ def text_of(schema: Mapping[str, Any], place: str) -> str:
     for key in _HOLDS_TEXT:
         if key in schema:
             raise NotWrittenError(f"{place}: {key} of a text cannot be held in this model's format of calls")
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    least, most = bounds_of(schema, "Length", place)
     if not least and most is None:
         return TEXT
-    return rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/"
+    return rf"/(.|\n){{{least},{'' if most is None else most}}}/"
+
+
+def bounds_of(schema: Mapping[str, Any], what: str, place: str) -> tuple[int, int | None]:
+    """Returns how much there must and may be of "Length" or "Items". Raises NotWrittenError."""
+    least, most = (_count(schema.get(key), f"{place}: {key}") for key in (f"min{what}", f"max{what}"))
+    least = least or 0
+    if most is not None and most < least:
+        raise NotWrittenError(f"{place}: max{what} is less than min{what}")
+    return least, most
+
+
+def _count(value: object, place: str) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or (isinstance(value, int) and value >= 0):
+        return value
+    raise NotWrittenError(f"{place} must be a number of no less than 0, without a fraction")
 
 
 def python_value(schema: Any) -> str:

@@ -12,6 +12,7 @@ from tandem.tokenizer.answers.call_values import (
     NOTHING,
     SHARED,
     NotWrittenError,
+    bounds_of,
     in_order,
     listed,
     parameters_of,
@@ -62,12 +63,7 @@ class _Escaped:
             case "array":
                 items = schema.get("items", True)
                 one = self._any_or({**shared, **items} if isinstance(items, Mapping) else items, place, depth + 1)
-                least, most = schema.get("minItems", 0), schema.get("maxItems")
-                if not isinstance(least, int) or not isinstance(most, int | None):
-                    raise _not_held(place)
-                if least < 0 or (most is not None and most < least):
-                    raise _not_held(place)
-                return self._rules.rule(f'"[" {_repeated(one, least, most)} "]"')
+                return self._rules.rule(f'"[" {_repeated(one, *bounds_of(schema, "Items", place))} "]"')
             case "object" if schema.get("properties"):
                 pairs = [
                     (f"{self._rules.literal(each.name + ':')} {self._any_or(each.schema, each.place, depth + 1)}",
