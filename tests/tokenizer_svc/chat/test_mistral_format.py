@@ -35,9 +35,11 @@ SPECIALS = (
         "[CALL_ID]",
         "[THINK]",
         "[/THINK]",
+        "[MODEL_SETTINGS]",
+        "[/MODEL_SETTINGS]",
     ),
 )
-VERSIONS = ("v3", "v7", "v11", "v13")
+VERSIONS = ("v3", "v7", "v11", "v13", "v15")
 ARGUMENTS = {"town": "Zürich", "days": 2}
 TOOL = {
     "type": "function",
@@ -113,6 +115,8 @@ def tekken(folder: Path, version: str, pieces: list[bytes], pattern: str) -> Pat
     config = {"pattern": pattern, "default_vocab_size": len(pieces) + 1000, "default_num_special_tokens": 1000}
     special = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(SPECIALS)]
     content = {"config": config | {"num_vocab_tokens": len(pieces), "version": version}, "vocab": vocab}
+    if version == "v15":
+        content["model_settings_builder"] = {}  # of no settings
     path = folder / "tekken.json"
     path.write_text(json.dumps(content | {"special_tokens": special}))
     return path
@@ -166,7 +170,15 @@ def test_thoughts_stand_before_an_answer_where_the_model_has_them(tmp_path: Path
 def test_a_file_without_a_version_or_its_tokens_has_no_template(tmp_path: Path) -> None:
     path = tekken(tmp_path, "v13", [bytes([byte]) for byte in range(256)], r"\p{L}+|[^\p{L}]")
     content = json.loads(path.read_text())
-    for version, token in (("", ""), ("vX", ""), ("v13", "[ARGS]"), ("v7", "[SYSTEM_PROMPT]"), ("v3", "[INST]")):
+    for version, token in (
+        ("", ""),
+        ("vX", ""),
+        ("v2", ""),
+        ("v16", ""),
+        ("v13", "[ARGS]"),
+        ("v7", "[SYSTEM_PROMPT]"),
+        ("v3", "[INST]"),
+    ):
         special = [each for each in content["special_tokens"] if each["token_str"] != token]
         config = content["config"] | {"version": version}
         path.write_text(json.dumps(content | {"config": config, "special_tokens": special}))
