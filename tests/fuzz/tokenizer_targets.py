@@ -22,7 +22,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tandem.common.errors import ServiceError
 from tandem.tokenizer.arrays import ids_of
 from tandem.tokenizer.chat.encoding import encode_runs
-from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
+from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3, template_of
 from tandem.tokenizer.chat.origin import Origin
 from tandem.tokenizer.chat.render_error import RenderError
 from tandem.tokenizer.chat.template import render
@@ -457,7 +457,8 @@ class Messages:
             assert (found.text, found.raw or found.text.encode()) == (raw.decode("utf-8", "replace"), raw)
 
     def _chat(self, data: bytes) -> None:
-        json.dumps(chat_question(pb.EncodeChatRequest.FromString(data), self._tokenizer, self._settings))
+        request = pb.EncodeChatRequest.FromString(data)
+        json.dumps(chat_question(request, self._tokenizer, template_of(self._tokenizer), self._settings))
 
     def _stream(self, data: bytes) -> None:
         """Requests one after the other, each with its length in front."""

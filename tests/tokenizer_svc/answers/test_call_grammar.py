@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -203,6 +204,29 @@ def test_what_a_format_cannot_hold_is_named() -> None:
     dated = {"name": "f", "parameters": {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}}
     with pytest.raises(NotWrittenError, match=r"tools\[3\]: day: format"):
         call_grammar(FORMATS["qwen3-coder"], [Tool.of(dated, "tools[3]")], control={}, required=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "gemma4"])
+@pytest.mark.parametrize(
+    ("bounds", "problem"),
+    [
+        ({"minLength": "3"}, "minLength must be a number"),
+        ({"maxLength": [3]}, "maxLength must be a number"),
+        ({"minLength": -1}, "minLength must be a number"),
+        ({"maxLength": math.inf}, "maxLength must be a number"),
+        ({"minLength": 3, "maxLength": 1.0}, "maxLength is less than minLength"),
+    ],
+)
+def test_bounds_that_no_text_can_keep_are_named(name: str, bounds: dict[str, Any], problem: str) -> None:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"v": {"type": "string", **bounds}}}}
+    with pytest.raises(NotWrittenError, match=rf"tools\[0\]: v: {problem}"):
+        call_grammar(FORMATS[name], [Tool.of(tool, "tools[0]")], control={}, required=True)
+
+
+def test_a_choice_that_is_none_leaves_a_value_open() -> None:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"v": {"anyOf": 5}}}}
+    lark = call_grammar(FORMATS["glm"], [Tool.of(tool, "tools[0]")], control={}, required=True)
+    assert allowed(lark, "<tool_call>f\n<arg_key>v</arg_key>\n<arg_value>any</arg_value>\n</tool_call>")
 
 
 D = '<|"|>'

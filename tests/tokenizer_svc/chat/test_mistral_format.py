@@ -35,9 +35,11 @@ SPECIALS = (
         "[CALL_ID]",
         "[THINK]",
         "[/THINK]",
+        "[MODEL_SETTINGS]",
+        "[/MODEL_SETTINGS]",
     ),
 )
-VERSIONS = ("v3", "v7", "v11", "v13")
+VERSIONS = ("v3", "v7", "v11", "v13", "v15")
 ARGUMENTS = {"town": "Zürich", "days": 2}
 TOOL = {
     "type": "function",
@@ -113,6 +115,8 @@ def tekken(folder: Path, version: str, pieces: list[bytes], pattern: str) -> Pat
     config = {"pattern": pattern, "default_vocab_size": len(pieces) + 1000, "default_num_special_tokens": 1000}
     special = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(SPECIALS)]
     content = {"config": config | {"num_vocab_tokens": len(pieces), "version": version}, "vocab": vocab}
+    if version == "v15":
+        content["model_settings_builder"] = {}  # of no settings
     path = folder / "tekken.json"
     path.write_text(json.dumps(content | {"special_tokens": special}))
     return path
@@ -125,7 +129,10 @@ def small(folder: Path, version: str) -> Tokenizer:
 def written(tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | None:
     request = chat_request(Conversation(messages, tools=tools), "")
     question = chat_question(
-        pb.EncodeChatRequest.FromString(request.SerializeToString()), tokenizer, TokenizerSettings()
+        pb.EncodeChatRequest.FromString(request.SerializeToString()),
+        tokenizer,
+        template_of(tokenizer),
+        TokenizerSettings(),
     )
     try:
         return "".join(text for _, text in render(read_question(json.loads(json.dumps(question))), 1 << 20))
@@ -163,7 +170,15 @@ def test_thoughts_stand_before_an_answer_where_the_model_has_them(tmp_path: Path
 def test_a_file_without_a_version_or_its_tokens_has_no_template(tmp_path: Path) -> None:
     path = tekken(tmp_path, "v13", [bytes([byte]) for byte in range(256)], r"\p{L}+|[^\p{L}]")
     content = json.loads(path.read_text())
-    for version, token in (("", ""), ("vX", ""), ("v13", "[ARGS]"), ("v7", "[SYSTEM_PROMPT]"), ("v3", "[INST]")):
+    for version, token in (
+        ("", ""),
+        ("vX", ""),
+        ("v2", ""),
+        ("v16", ""),
+        ("v13", "[ARGS]"),
+        ("v7", "[SYSTEM_PROMPT]"),
+        ("v3", "[INST]"),
+    ):
         special = [each for each in content["special_tokens"] if each["token_str"] != token]
         config = content["config"] | {"version": version}
         path.write_text(json.dumps(content | {"config": config, "special_tokens": special}))
@@ -186,9 +201,8 @@ def test_ids_are_those_of_mistral_common(tmp_path: Path, version: str) -> None:
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         expected = theirs.encode_chat_completion(request(messages=told, tools=tools or None)).tokens
         question = chat_request(Conversation(messages, tools=tools), "")
-        runs = render(
-            read_question(json.loads(json.dumps(chat_question(question, ours, TokenizerSettings())))), 1 << 20
-        )
+        asked = chat_question(question, ours, template_of(ours), TokenizerSettings())
+        runs = render(read_question(json.loads(json.dumps(asked))), 1 << 20)
         ids = [index for origin, text in runs for index in ours.encode(text, False, origin == 0)]
         if version == "v3" and any(
             each["role"] == "tool" for each in messages

@@ -150,7 +150,7 @@ def ours(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], **
     """The text as a caller of the SDK gets it, without the network between; None where it is refused."""
     request = chat_request(Conversation(messages, chat_template=template, **given), "")
     received = pb.EncodeChatRequest.FromString(request.SerializeToString())
-    question = chat_question(received, tokenizer, TokenizerSettings())
+    question = chat_question(received, tokenizer, None, TokenizerSettings())
     try:
         return "".join(text for _, text in render(read_question(json.loads(json.dumps(question))), 1 << 20))
     except RenderError:

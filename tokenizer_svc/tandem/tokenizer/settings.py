@@ -12,10 +12,9 @@ from pydantic_settings import SettingsConfigDict
 from tandem.common.addresses import is_loopback
 from tandem.common.machine import available_cores
 from tandem.common.settings import ServiceSettings, Strings
-from tandem.tokenizer.formats.tiktoken_ranks import RankSettings
+from tandem.tokenizer.formats import FILE_NAMES, RankSettings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
-_TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json"}
 
 
 class TokenizerSettings(ServiceSettings):
@@ -133,6 +132,6 @@ def _name_and_path(entry: str) -> tuple[str, Path]:
     if equals and _NAME.fullmatch(name) and not Path(entry).exists():
         return name, Path(path)
     place = Path(entry).absolute()
-    if place.name in _TOKENIZER_FILES:
+    if place.name in FILE_NAMES:
         return place.parent.name, Path(entry)
     return (place.name if place.is_dir() else place.stem), Path(entry)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.common.lark import TEXT, Rules, json_value
-from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, keywords, schema_of
+from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, keywords, python_value, schema_of
 from tandem.tokenizer.answers.escaped_values import escaped_object
 from tandem.tokenizer.answers.formats import FORMATS, HUNYUAN_SUFFIX, M3_MARK, Format
 
@@ -91,13 +91,12 @@ def _elements(elements: Elements) -> WriteCall:
     return lambda rules, tool: elements.write(rules, tool.name, tool.schema, tool.place)
 
 
-def _python(rules: Rules, tool: Tool) -> str:
-    return f"{rules.literal(tool.name + '(')} {keywords(rules, tool.schema, tool.place)} {rules.literal(')')}"
+def _python(value: Callable[[Any], str] = python_value) -> WriteCall:
+    def write(rules: Rules, tool: Tool) -> str:
+        values = keywords(rules, tool.schema, tool.place, value)
+        return f"{rules.literal(tool.name + '(')} {values} {rules.literal(')')}"
 
-
-def _json_words(rules: Rules, tool: Tool) -> str:
-    values = keywords(rules, tool.schema, tool.place, json_value)
-    return f"{rules.literal(tool.name + '(')} {values} {rules.literal(')')}"
+    return write
 
 
 def _keyed(rules: Rules, tool: Tool) -> str:
@@ -146,7 +145,7 @@ def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writi
     if name == "mistral" and "[ARGS]" not in control:
         return _listed("[TOOL_CALLS]" + (" " if "[TOOL_CALLS] [" in template else ""), "")
     if name == "gemma" and "<start_function_call>" not in template:
-        return Writing(_python, "```tool_code", "\n", "\n", "\n```")
+        return Writing(_python(), "```tool_code", "\n", "\n", "\n```")
     if name == "glm" and "</arg_key><arg_value>" in template:
         return _glm("")
     if name == "hunyuan3":
@@ -192,7 +191,7 @@ def _longcat(template: str) -> Writing:
 _PLAIN = Writing(_JSON, head="[", between=", ", tail="]")
 _WRITINGS = {
     "llama3": Writing(_json_call(key="parameters"), between="; "),
-    "pythonic": Writing(_python, head="[", between=", ", tail="]"),
+    "pythonic": Writing(_python(), head="[", between=", ", tail="]"),
     "qwen3-coder": _tagged("<tool_call>", _XML, "\n</tool_call>"),
     "mistral": Writing(_named_call("", "[ARGS]", ""), "[TOOL_CALLS]", between="[TOOL_CALLS]"),
     "deepseek": Writing(
@@ -214,8 +213,8 @@ _WRITINGS = {
         _declared("<escape>", "<end_function_call>"), "<start_function_call>", between="<start_function_call>"
     ),
     "gemma4": Writing(_declared('<|"|>', "<tool_call|>"), "<|tool_call>", between="<|tool_call>"),
-    "lfm2": Writing(_python, "<|tool_call_start|>", "[", ", ", "]<|tool_call_end|>"),
-    "olmo3": Writing(_json_words, "<function_calls>", "", "\n", "</function_calls>"),
+    "lfm2": Writing(_python(), "<|tool_call_start|>", "[", ", ", "]<|tool_call_end|>"),
+    "olmo3": Writing(_python(json_value), "<function_calls>", "", "\n", "</function_calls>"),
     "jamba": _listed("<tool_calls>", "</tool_calls>"),
     "apriel": _listed("<tool_calls>", "</tool_calls>"),
     "hunyuan": _listed("<tool_calls>", "</tool_calls>"),
@@ -266,8 +265,8 @@ def call_grammar(
     elif writing.lead:
         group = f"{rules.up_to(writing.lead)} {rest}"
         said = f"({group})* {TEXT}" if several else f"{group} | {TEXT}"
-        marks = [rules.literal(mark) for mark in form.dropped_content if mark in control]
-        said = f"({TEXT} ({' | '.join(marks)}))* ({said} ({' | '.join(marks)})?)" if marks else said
+        if marks := " | ".join(rules.literal(mark) for mark in form.dropped_content if mark in control):
+            said = f"({TEXT} ({marks}))* ({said} ({marks})?)"
     else:
         signs = "".join(f"\\{sign}" for sign in form.bare_sign)
         said = rf'{rest} | /[^{signs}](.|\n)*/ | ""'

@@ -11,6 +11,7 @@ from tandem.common.lark import TEXT, Rules, json_value
 
 ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _HOLDS_TEXT = ("pattern", "format")  # what a schema says of a text that a grammar of plain text cannot hold it to
+NOTHING = '""'
 SHARED = ("$defs", "definitions")
 
 
@@ -114,7 +115,8 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
         return {name for name in given if isinstance(name, str)}
     found: set[str] = set()
     for key in ("anyOf", "oneOf"):
-        for each in schema.get(key, ()):
+        choices = schema.get(key)
+        for each in choices if isinstance(choices, list) else ():
             inner = _types(each) if isinstance(each, Mapping) else set()
             if not inner:
                 return set()
@@ -135,21 +137,38 @@ def text_of(schema: Mapping[str, Any], place: str) -> str:
     for key in _HOLDS_TEXT:
         if key in schema:
             raise NotWrittenError(f"{place}: {key} of a text cannot be held in this model's format of calls")
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    least, most = bounds_of(schema, "Length", place)
     if not least and most is None:
         return TEXT
-    return rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/"
+    return rf"/(.|\n){{{least},{'' if most is None else most}}}/"
 
 
-def _python_value(schema: Any) -> str:
-    """Numbers, texts and lists are the same as in JSON, and the readers of this format take its words too."""
+def bounds_of(schema: Mapping[str, Any], what: str, place: str) -> tuple[int, int | None]:
+    """Returns how much there must and may be of "Length" or "Items". Raises NotWrittenError."""
+    least, most = (_count(schema.get(key), f"{place}: {key}") for key in (f"min{what}", f"max{what}"))
+    least = least or 0
+    if most is not None and most < least:
+        raise NotWrittenError(f"{place}: max{what} is less than min{what}")
+    return least, most
+
+
+def _count(value: object, place: str) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or (isinstance(value, int) and value >= 0):
+        return value
+    raise NotWrittenError(f"{place} must be a number of no less than 0, without a fraction")
+
+
+def python_value(schema: Any) -> str:
+    """Returns the grammar of a value in Python: JSON's, whose words the readers take, too, but for booleans."""
     if isinstance(schema, Mapping) and schema.get("type") == "boolean" and listed(schema) is None:
         return '("True" | "False")'
     return json_value(schema)
 
 
-def keywords(rules: Rules, schema: Mapping[str, Any], place: str, value: Callable[[Any], str] = _python_value) -> str:
-    """Returns the grammar of `name=value, ...`. Raises NotWrittenError."""
+def keywords(rules: Rules, schema: Mapping[str, Any], place: str, value: Callable[[Any], str]) -> str:
+    """Returns the grammar of `name=value, ...`, each `value` by its schema. Raises NotWrittenError."""
     if not _is_closed(schema):
         one = f'{ANY_KEY} "=" {json_value({})}'
         return rules.rule(f'({one} (", " {one})*)?')
@@ -167,9 +186,6 @@ def in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> str
     for text, required in reversed(pairs):
         after = rules.rule(f"{separator} {text} {behind}" if required else f"({separator} {text})? {behind}")
         first = f"{text} {behind}"
-        alone = rules.rule(first if required else f"{first} | {alone or _NOTHING}")
+        alone = rules.rule(first if required else f"{first} | {alone or NOTHING}")
         behind = after
-    return alone or _NOTHING
-
-
-_NOTHING = '""'
+    return alone or NOTHING

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.tokenizer.answers.json_body import json_calls
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
 from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
 from tandem.tokenizer.decoding.stop_strings import StopMatcher
@@ -56,10 +55,7 @@ class Elements:
             if not self.several:
                 return
             yield from reader.solid()
-            following = yield from reader.literal((self.name_open, *ends))
-            if following:
-                reader.give_back(following)
-            if following != self.name_open:
+            if not (yield from reader.follows(self.name_open)):
                 return
 
     def _read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
@@ -110,23 +106,3 @@ class Elements:
         if self.in_lines:
             value = value.removeprefix("\n").removesuffix("\n")
         return value
-
-
-@dataclass(frozen=True)
-class JsonOr:
-    """JSON, or else the elements."""
-
-    elements: Elements
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """What may be a control token."""
-        return self.elements.markers
-
-    def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
-        """Reads what is between the markers of a call. Raises BrokenError."""
-        first = yield from reader.solid()
-        if first == "{":
-            yield from json_calls(reader, calls, sure=True)
-        else:
-            yield from self.elements.read(reader, calls, ends)

@@ -9,8 +9,10 @@ from typing import Any
 from tandem.common.lark import TEXT, Rules, json_value
 from tandem.tokenizer.answers.call_values import (
     ANY_KEY,
+    NOTHING,
     SHARED,
     NotWrittenError,
+    bounds_of,
     in_order,
     listed,
     parameters_of,
@@ -21,7 +23,6 @@ _MAX_DEPTH = 16
 _SAYS_NOTHING = {*SHARED, "title", "description", "default", "examples", "$comment", "deprecated"}  # of a value
 _NESTED = 3  # lists and objects within one another where a schema does not tell
 _COMMA = '","'
-_NOTHING = '""'
 
 
 def escaped_object(rules: Rules, schema: Mapping[str, Any], place: str, delimiter: str) -> str:
@@ -41,7 +42,7 @@ class _Escaped:
     def value(self, schema: Any, place: str, depth: int) -> str:
         """Returns the grammar of a value. Raises NotWrittenError."""
         if depth > _MAX_DEPTH or not isinstance(schema, Mapping):
-            raise self._not_held(place)
+            raise _not_held(place)
         shared = {key: schema[key] for key in SHARED if key in schema}
         if "$ref" in schema:
             return self._referred(str(schema["$ref"]), shared, place, depth)
@@ -62,12 +63,7 @@ class _Escaped:
             case "array":
                 items = schema.get("items", True)
                 one = self._any_or({**shared, **items} if isinstance(items, Mapping) else items, place, depth + 1)
-                least, most = schema.get("minItems", 0), schema.get("maxItems")
-                if not isinstance(least, int) or not isinstance(most, int | None) or least < 0:
-                    raise self._not_held(place)
-                if most is not None and most < least:
-                    raise self._not_held(place)
-                return self._rules.rule(f'"[" {_repeated(one, least, most)} "]"')
+                return self._rules.rule(f'"[" {_repeated(one, *bounds_of(schema, "Items", place))} "]"')
             case "object" if schema.get("properties"):
                 pairs = [
                     (f"{self._rules.literal(each.name + ':')} {self._any_or(each.schema, each.place, depth + 1)}",
@@ -81,7 +77,7 @@ class _Escaped:
                     return '"{" "}"'
                 one = self._any_or({**shared, **more} if isinstance(more, Mapping) else more, place, depth + 1)
                 return self._open_object(one)
-        raise self._not_held(place)
+        raise _not_held(place)
 
     def _any_or(self, schema: Any, place: str, depth: int) -> str:
         """Returns the grammar of a value, which is any where the schema does not hold it to anything."""
@@ -95,7 +91,7 @@ class _Escaped:
         definitions = shared.get(key)
         told = definitions.get(name) if isinstance(definitions, Mapping) else None
         if not isinstance(told, Mapping) or self._named.get(reference) == "":  # within itself
-            raise self._not_held(place)
+            raise _not_held(place)
         if reference not in self._named:
             self._named[reference] = ""
             self._named[reference] = self._rules.rule(self._any_or({**shared, **told}, place, depth + 1))
@@ -129,13 +125,14 @@ class _Escaped:
                     f"{place}: a value that is a list or an object cannot be listed in this model's format"
                 )
 
-    def _not_held(self, place: str) -> NotWrittenError:
-        return NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
+
+def _not_held(place: str) -> NotWrittenError:
+    return NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
 
 
 def _repeated(one: str, least: int, most: int | None) -> str:
     """Returns the grammar of so many items with commas between them."""
     if most == 0:
-        return _NOTHING
-    more = f'{one} ("," {one}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        return NOTHING
+    more = f"{one} ({_COMMA} {one}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
     return more if least else f"({more})?"

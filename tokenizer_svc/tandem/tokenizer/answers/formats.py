@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.tokenizer.answers import harmony
-from tandem.tokenizer.answers.elements_body import Elements, JsonOr
+from tandem.tokenizer.answers.body import Body, JsonOr, Plain
+from tandem.tokenizer.answers.elements_body import Elements
 from tandem.tokenizer.answers.json_body import json_calls, keyed_calls
 from tandem.tokenizer.answers.named_body import Declared, Named
 from tandem.tokenizer.answers.nested_body import Nested
 from tandem.tokenizer.answers.python_body import loose_list, python_lines, python_list
-from tandem.tokenizer.answers.reader import Reader, Steps
-from tandem.tokenizer.answers.writer import CallWriter
+from tandem.tokenizer.answers.reader import Steps
 
-Body = Callable[[Reader, CallWriter, Sequence[str]], Steps[None]]
 BareBody = Callable[..., Steps[None]]
-
-
-def _json(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
-    return json_calls(reader, calls, sure=True)
-
-
-def _python_list(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
-    return python_list(reader, calls, sure=True)
-
-
-def _python_lines(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
-    return python_lines(reader, calls, sure=True)
-
-
-def _loose_list(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
-    return loose_list(reader, calls)
-
-
-def _keyed(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
-    return keyed_calls(reader, calls)
 
 
 @dataclass(frozen=True)
@@ -73,11 +52,11 @@ class Format:
         if with_calls:
             found.update((*self.dropped, *self.parts))
             for calls in self.calls:
-                found.update((calls.begin, *calls.ends))
-                found.update(getattr(getattr(calls.body, "__self__", None), "markers", ()))
+                found.update((calls.begin, *calls.ends, *calls.body.markers))
         return frozenset(found) - {""}
 
 
+_JSON = Plain(json_calls)
 _XML = Elements("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", in_lines=True, several=True)
 _GLM = Elements("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
 _LONGCAT = Elements(
@@ -89,7 +68,7 @@ _DSML = Elements(
     several=True, text_close='" string="true">', json_close='" string="false">',
 )  # fmt: skip
 _DEEPSEEK = Named(("<｜tool▁sep｜>",), kind="function")
-_MISTRAL = Named(("[ARGS]", "{"), id_marker="[CALL_ID]", or_list=True)
+_MISTRAL = JsonOr("[{", Named(("[ARGS]", "{"), id_marker="[CALL_ID]"))
 _KIMI = Named(("<|tool_call_argument_begin|>",), numbered=True)
 _TAG = Named((">",))
 
@@ -104,12 +83,12 @@ def _hunyuan(suffix: str) -> Calls:
         f"<{call}", f"<tool_sep{suffix}>", f"<{key}", f"</{key}", f"<{value}", f"</{value}", f"</{call}",
         several=True, names_end=True,
     )  # fmt: skip
-    return Calls(f"<tool_calls{suffix}>", body.read, (f"</tool_calls{suffix}>",), needs_end=True)
+    return Calls(f"<tool_calls{suffix}>", body, (f"</tool_calls{suffix}>",), needs_end=True)
 
 
-_HERMES = Calls("<tool_call>", _json, ("</tool_call>",), needs_end=True)
-_TOOL_CALLS = Calls("<tool_calls>", _json, ("</tool_calls>",), needs_end=True)
-_LIST = Calls("<|tool_call|>", _json, ("<|/tool_call|>", "</|tool_call|>"))
+_HERMES = Calls("<tool_call>", _JSON, ("</tool_call>",), needs_end=True)
+_TOOL_CALLS = Calls("<tool_calls>", _JSON, ("</tool_calls>",), needs_end=True)
+_LIST = Calls("<|tool_call|>", _JSON, ("<|/tool_call|>", "</|tool_call|>"))
 
 FORMATS = {
     each.name: each
@@ -121,15 +100,15 @@ FORMATS = {
         Format(
             "qwen3-coder",
             calls=(
-                Calls("<tool_call>", _XML.read, ("</tool_call>",), needs_end=True),
-                Calls("<function=", _XML.read, ("</tool_call>",), keeps="<function="),
+                Calls("<tool_call>", _XML, ("</tool_call>",), needs_end=True),
+                Calls("<function=", _XML, ("</tool_call>",), keeps="<function="),
             ),
         ),
         Format(
             "llama3",
             calls=(
-                Calls("<|python_tag|>", _json),
-                Calls("<function=", _TAG.read, ("</function>",), needs_end=True),
+                Calls("<|python_tag|>", _JSON),
+                Calls("<function=", _TAG, ("</function>",), needs_end=True),
             ),
             bare=json_calls,
             bare_sign="{",
@@ -137,32 +116,30 @@ FORMATS = {
         ),
         Format(
             "pythonic",
-            calls=(Calls("<|python_start|>", _python_list, ("<|python_end|>",), needs_end=True),),
+            calls=(Calls("<|python_start|>", Plain(python_list), ("<|python_end|>",), needs_end=True),),
             bare=python_list,
             bare_sign="[",
             dropped=("<|eom_id|>",),
         ),
-        Format("mistral", reasoning=(("[THINK]", "[/THINK]"), _THINK), calls=(Calls("[TOOL_CALLS]", _MISTRAL.read),)),
+        Format("mistral", reasoning=(("[THINK]", "[/THINK]"), _THINK), calls=(Calls("[TOOL_CALLS]", _MISTRAL),)),
         Format(
             "deepseek",
-            calls=(Calls("<｜tool▁call▁begin｜>", _DEEPSEEK.read, ("<｜tool▁call▁end｜>",), needs_end=True),),
+            calls=(Calls("<｜tool▁call▁begin｜>", _DEEPSEEK, ("<｜tool▁call▁end｜>",), needs_end=True),),
             dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         ),
         Format(
             "glm",
-            calls=(Calls("<tool_call>", _GLM.read, ("</tool_call>",), needs_end=True),),
+            calls=(Calls("<tool_call>", _GLM, ("</tool_call>",), needs_end=True),),
             dropped_content=("<|assistant|>",),
         ),
-        Format(
-            "minimax", calls=(Calls("<minimax:tool_call>", _MINIMAX.read, ("</minimax:tool_call>",), needs_end=True),)
-        ),
+        Format("minimax", calls=(Calls("<minimax:tool_call>", _MINIMAX, ("</minimax:tool_call>",), needs_end=True),)),
         Format(
             "minimax-m3",
             reasoning=(("<mm:think>", "</mm:think>"),),
-            calls=(Calls(f"{M3_MARK}<tool_call>", Nested(M3_MARK).read, (f"{M3_MARK}</tool_call>",), needs_end=True),),
-            parts=(M3_MARK, "<tool_call>", "</tool_call>"),
+            calls=(Calls(f"{M3_MARK}<tool_call>", Nested(M3_MARK), (f"{M3_MARK}</tool_call>",), needs_end=True),),
+            parts=("<tool_call>", "</tool_call>"),
         ),
-        Format("phi4", calls=(_LIST, Calls("functools[", _json, keeps="["))),
+        Format("phi4", calls=(_LIST, Calls("functools[", _JSON, keeps="["))),
         Format(
             "granite",
             reasoning=(("Here is my thought process:", "Here is my response:"), _THINK),
@@ -172,8 +149,8 @@ FORMATS = {
         Format(
             "gemma",
             calls=(
-                Calls("<start_function_call>", Declared("<escape>").read, ("<end_function_call>",), needs_end=True),
-                Calls("```tool_code", _python_lines, ("```",), needs_end=True),
+                Calls("<start_function_call>", Declared("<escape>"), ("<end_function_call>",), needs_end=True),
+                Calls("```tool_code", Plain(python_lines), ("```",), needs_end=True),
             ),
             bare=python_list,
             bare_sign="[",
@@ -183,15 +160,17 @@ FORMATS = {
             reasoning=(("<|channel>", "<channel|>"),),
             label="thought",
             calls_end_reasoning=True,
-            calls=(Calls("<|tool_call>", Declared('<|"|>').read, ("<tool_call|>",), needs_end=True),),
+            calls=(Calls("<|tool_call>", Declared('<|"|>'), ("<tool_call|>",), needs_end=True),),
             dropped_content=("<channel|>",),
         ),
         Format(
             "lfm2",
-            calls=(Calls("<|tool_call_start|>", _loose_list, ("<|tool_call_end|>",), needs_end=True),),
+            calls=(Calls("<|tool_call_start|>", Plain(loose_list), ("<|tool_call_end|>",), needs_end=True),),
             dropped=("<|tool_call_end|>",),
         ),
-        Format("olmo3", calls=(Calls("<function_calls>", _python_lines, ("</function_calls>",), needs_end=True),)),
+        Format(
+            "olmo3", calls=(Calls("<function_calls>", Plain(python_lines), ("</function_calls>",), needs_end=True),)
+        ),
         Format("jamba", calls=(_TOOL_CALLS,)),
         Format(
             "apriel",
@@ -199,7 +178,7 @@ FORMATS = {
             calls=(_TOOL_CALLS,),
             dropped_content=("[END FINAL RESPONSE]",),
         ),
-        Format("nemotron", calls=(Calls("<TOOLCALL>", _json, ("</TOOLCALL>",), needs_end=True),)),
+        Format("nemotron", calls=(Calls("<TOOLCALL>", _JSON, ("</TOOLCALL>",), needs_end=True),)),
         Format("hunyuan", calls=(_TOOL_CALLS,), dropped_content=("<answer>", "</answer>")),
         Format(
             "hunyuan3",
@@ -210,40 +189,40 @@ FORMATS = {
         Format(
             "longcat",
             reasoning=(("<longcat_think>", "</longcat_think>"), _THINK),
-            calls=(Calls("<longcat_tool_call>", JsonOr(_LONGCAT).read, ("</longcat_tool_call>",), needs_end=True),),
+            calls=(Calls("<longcat_tool_call>", JsonOr("{", _LONGCAT), ("</longcat_tool_call>",), needs_end=True),),
         ),
         Format(
             "apertus",
             reasoning=(("<|inner_prefix|>", "<|inner_suffix|>"),),
             calls_end_reasoning=True,
-            calls=(Calls("<|tools_prefix|>", _keyed, ("<|tools_suffix|>",), needs_end=True),),
+            calls=(Calls("<|tools_prefix|>", Plain(keyed_calls), ("<|tools_suffix|>",), needs_end=True),),
             dropped_content=("<|inner_suffix|>",),
         ),
         Format(
             "dsml",
             parts=("｜DSML｜",),
             calls=tuple(
-                Calls(f"<｜DSML｜{name}>", _DSML.read, (f"</｜DSML｜{name}>",), needs_end=True)
+                Calls(f"<｜DSML｜{name}>", _DSML, (f"</｜DSML｜{name}>",), needs_end=True)
                 for name in ("function_calls", "tool_calls")
             ),
         ),
         Format(
             "cohere",
             reasoning=(("<|START_THINKING|>", "<|END_THINKING|>"),),
-            calls=(Calls("<|START_ACTION|>", _json, ("<|END_ACTION|>",), needs_end=True),),
+            calls=(Calls("<|START_ACTION|>", _JSON, ("<|END_ACTION|>",), needs_end=True),),
             dropped_content=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         ),
         Format(
             "kimi",
             reasoning=(("◁think▷", "◁/think▷"), _THINK),
-            calls=(Calls("<|tool_call_begin|>", _KIMI.read, ("<|tool_call_end|>",), needs_end=True),),
+            calls=(Calls("<|tool_call_begin|>", _KIMI, ("<|tool_call_end|>",), needs_end=True),),
             calls_end_reasoning=True,
             dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         ),
         Format(
             "seed",
             reasoning=(("<seed:think>", "</seed:think>"),),
-            calls=(Calls("<seed:tool_call>", _XML.read, ("</seed:tool_call>",), needs_end=True),),
+            calls=(Calls("<seed:tool_call>", _XML, ("</seed:tool_call>",), needs_end=True),),
         ),
         Format("harmony", reasoning=(), is_harmony=True),
     )

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps, Write
-from tandem.tokenizer.answers.writer import CallWriter
+from tandem.tokenizer.answers.writer import MAX_DEPTH, OF_PYTHON, CallWriter
 
-MAX_DEPTH = 64
 _NAMES = frozenset(("name", "tool_name", "function", "function_name"))
 _ARGUMENTS = frozenset(("arguments", "parameters", "args", "input"))
 _IDS = frozenset(("id", "tool_call_id", "call_id"))
@@ -18,10 +17,9 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _WORD = re.compile(r"[-+.0-9A-Za-z]+")
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
-_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
-def json_calls(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+def json_calls(reader: Reader, calls: CallWriter, *, sure: bool = True) -> Steps[None]:
     """Reads a list of calls, or calls with nothing, commas or semicolons between them. Where it is not `sure` that this
     is a call, it must have all parts and the name of a tool. Raises BrokenError."""
     first = yield from reader.solid()
@@ -38,11 +36,11 @@ def json_calls(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
             return
 
 
-def json_items(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+def json_items(reader: Reader, calls: CallWriter, *, sure: bool = True) -> Steps[None]:
     """Reads what is behind the opening bracket of a list of calls. Raises BrokenError."""
     while True:
         yield from json_call(reader, calls, sure=sure)
-        if (yield from _another(reader, "]")):
+        if (yield from another(reader, "]")):
             return
 
 
@@ -55,22 +53,27 @@ def keyed_calls(reader: Reader, calls: CallWriter) -> Steps[None]:
         yield from _is_next(reader, "{")
         reader.take(1)
         while True:
-            yield from _is_next(reader, '"')
-            name = yield from _text(reader)
-            yield from _is_next(reader, ":")
-            reader.take(1)
-            calls.begin(name)
+            calls.begin((yield from _key(reader)))
             yield from _arguments(reader, calls.arguments)
             calls.end()
             reader.record()
-            if (yield from _another(reader, "}")):
+            if (yield from another(reader, "}")):
                 break
-        if not in_list or (yield from _another(reader, "]")):
+        if not in_list or (yield from another(reader, "]")):
             return
 
 
-def _another(reader: Reader, end: str) -> Steps[bool]:
-    """Takes a comma, or the end, where it returns True. Raises BrokenError."""
+def _key(reader: Reader) -> Steps[str]:
+    """Takes a key and its colon. Raises BrokenError."""
+    yield from _is_next(reader, '"')
+    key = yield from _text(reader)
+    yield from _is_next(reader, ":")
+    reader.take(1)
+    return key
+
+
+def another(reader: Reader, end: str) -> Steps[bool]:
+    """Takes the comma behind one of several, or the end, where it returns True. Raises BrokenError."""
     following = yield from reader.solid()
     if not following or following not in ("," + end):
         raise BrokenError
@@ -131,10 +134,7 @@ def _members(reader: Reader, call: _Call) -> Steps[None]:
     reader.take(1)
     nested = False
     while True:
-        yield from _is_next(reader, '"')
-        key = yield from _text(reader)
-        yield from _is_next(reader, ":")
-        reader.take(1)
+        key = yield from _key(reader)
         first = yield from reader.solid()
         if key == "function" and first == "{" and not nested:
             nested = True
@@ -151,14 +151,8 @@ def _members(reader: Reader, call: _Call) -> Steps[None]:
                 raise BrokenError
         else:
             raise BrokenError
-        following = yield from reader.solid()
-        if following == ",":
-            reader.take(1)
-        elif following == "}":
-            reader.take(1)
+        if (yield from another(reader, "}")):
             return
-        else:
-            raise BrokenError
 
 
 def _arguments(reader: Reader, write: Write) -> Steps[None]:
@@ -279,7 +273,7 @@ def _have(reader: Reader, count: int) -> Steps[None]:
 
 def _scalar(reader: Reader, write: Write) -> Steps[None]:
     word = yield from word_of(reader, _WORD.match)
-    word = _OF_PYTHON.get(word, word)
+    word = OF_PYTHON.get(word, word)
     if _SCALAR.fullmatch(word) is None:
         raise BrokenError
     write(word)

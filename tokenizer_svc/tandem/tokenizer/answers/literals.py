@@ -9,9 +9,8 @@ from functools import cache
 from typing import Any
 
 from tandem.tokenizer.answers.reader import BrokenError
+from tandem.tokenizer.answers.writer import MAX_DEPTH, MOST_DIGITS
 
-MAX_DEPTH = 64
-_MOST_DIGITS = 400
 _READABLE = (
     r"""(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+')"""
     r"""|(?P<number>[-+]?+(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?+\d++)?+)(?![\w.])"""
@@ -135,7 +134,7 @@ class Literals:
 
 
 def _number(text: str) -> int | float:
-    if len(text) > _MOST_DIGITS:
+    if len(text) > MOST_DIGITS:
         raise BrokenError
     try:
         return int(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.tokenizer.answers.json_body import json_calls, json_object
+from tandem.tokenizer.answers.json_body import json_object
 from tandem.tokenizer.answers.literals import Literals
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
 from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
@@ -20,7 +20,6 @@ class Named:
 
     separators: Sequence[str]
     id_marker: str = ""
-    or_list: bool = False  # or a list of JSON calls
     kind: str = ""  # stands in place of a name, which then has a line of its own, and a fence around the arguments
     numbered: bool = False  # the name is "functions.NAME:0", and is the id too
 
@@ -31,10 +30,7 @@ class Named:
 
     def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
         """Reads what is between the markers of a call. Raises BrokenError."""
-        first = yield from reader.solid()
-        if self.or_list and first in ("[", "{") and first:
-            yield from json_calls(reader, calls, sure=True)
-            return
+        yield from reader.solid()
         markers = [*self.separators, *([self.id_marker] if self.id_marker else [])]
         name, marker = yield from reader.up_to(StopMatcher(markers), LONGEST_NAME)
         name, id_ = name.strip(), ""

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
-from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
+from tandem.tokenizer.answers.writer import LONGEST_NAME, MAX_DEPTH, CallWriter
 from tandem.tokenizer.decoding.stop_strings import StopMatcher
 
-_MAX_DEPTH = 64
 _ITEM = "item"  # the name of an element that is one of a list
-_INVOKE = ("invoke name=", "/invoke")
+_INVOKE, _INVOKE_END = "invoke name=", "/invoke"
 _END = StopMatcher([">"])
 
 _Value: TypeAlias = str | list[tuple[str, "_Value"]]  # a text, or elements by their names
@@ -41,22 +40,25 @@ class Nested:
 
     mark: str
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be a control token."""
+        return (self.mark,)
+
     def read(self, reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
         """Reads what is between the markers of calls; `ends` stay. Raises BrokenError."""
         tag = StopMatcher([self.mark + "<"])
+        begin = f"{self.mark}<{_INVOKE}"
         while True:
             yield from reader.solid()
+            yield from reader.expect(begin)
             yield from self._call(reader, calls, tag)
             reader.record()
             yield from reader.solid()
-            following = yield from reader.literal((f"{self.mark}<{_INVOKE[0]}", *ends))
-            if following:
-                reader.give_back(following)
-            if not following or following in ends:
+            if not (yield from reader.follows(begin)):
                 return
 
     def _call(self, reader: Reader, calls: CallWriter, tag: StopMatcher) -> Steps[None]:
-        yield from reader.expect(f"{self.mark}<{_INVOKE[0]}")
         name, _ = yield from reader.up_to(_END, LONGEST_NAME)
         name = name.strip().strip("\"'")
         calls.begin(name)
@@ -65,7 +67,7 @@ class Nested:
             yield from reader.solid()
             yield from reader.expect(self.mark + "<")
             key, _ = yield from reader.up_to(_END, LONGEST_NAME)
-            if key == _INVOKE[1]:
+            if key == _INVOKE_END:
                 break
             if key in begun or not key.strip() or key.startswith("/"):
                 raise BrokenError
@@ -89,7 +91,7 @@ def _value(reader: Reader, name: str, tag: StopMatcher) -> Steps[_Value]:
             if not begun:
                 return ended.value()
             begun[-1].elements.append((ended.name, ended.value()))
-        elif name.startswith("/") or not name.strip() or len(begun) >= _MAX_DEPTH:
+        elif name.startswith("/") or not name.strip() or len(begun) >= MAX_DEPTH:
             raise BrokenError
         else:
             begun.append(_Element(name))

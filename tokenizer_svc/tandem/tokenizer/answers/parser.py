@@ -138,10 +138,8 @@ class AnswerParser:
         """Takes the first line of the reasoning if it is the label."""
         reader = self._reader
         yield from reader.solid()
-        taken = yield from reader.literal([label + behind for behind in ("\n", *markers)])
-        if taken:
-            reader.rest = taken[len(label) :] + reader.rest
-        elif reader.rest == label:  # and no more will come
+        whole = yield from reader.follows(*(label + behind for behind in ("\n", *markers)))
+        if whole or reader.rest == label:  # and no more will come
             reader.take(len(label))
 
     def _bare(self) -> Steps[None]:
@@ -176,7 +174,7 @@ class AnswerParser:
             self._space.clear()
             reader.rest = marker[kept:] + reader.rest
             try:
-                yield from calls.body(reader, self._calls, calls.ends)
+                yield from calls.body.read(reader, self._calls, calls.ends)
                 yield from reader.solid()
                 ended = bool(calls.ends) and bool((yield from reader.literal(calls.ends)))
                 if not ended and calls.needs_end and reader.rest:

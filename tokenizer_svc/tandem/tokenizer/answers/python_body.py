@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import re
 
-from tandem.tokenizer.answers.json_body import json_items, word_of
+from tandem.tokenizer.answers.json_body import another, json_items, word_of
 from tandem.tokenizer.answers.literals import Literals
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
-from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
+from tandem.tokenizer.answers.writer import LONGEST_NAME, MAX_DEPTH, CallWriter
 
-_MAX_DEPTH = 64
 _NAME = re.compile(r"[\w.\-]+")
 _ORDINARY = re.compile(r"""[^()\[\]{}"']+""")
 _BEHIND_A_VALUE = ",:)]}"
 _IN_STRING = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 
 
-def python_list(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+def python_list(reader: Reader, calls: CallWriter, *, sure: bool = True) -> Steps[None]:
     """Reads calls in brackets. Raises BrokenError."""
     yield from reader.solid()
     yield from reader.expect("[")
     yield from _items(reader, calls, sure=sure)
 
 
-def _items(reader: Reader, calls: CallWriter, *, sure: bool, loose: bool = False) -> Steps[None]:
+def _items(reader: Reader, calls: CallWriter, *, sure: bool = True, loose: bool = False) -> Steps[None]:
     while True:
         yield from _call(reader, calls, sure=sure, loose=loose)
-        following = yield from reader.solid()
-        if following not in (",", "]") or not following:
-            raise BrokenError
-        if reader.take(1) == "]":
+        if (yield from another(reader, "]")):
             return
 
 
@@ -39,18 +35,18 @@ def loose_list(reader: Reader, calls: CallWriter) -> Steps[None]:
     yield from reader.solid()
     yield from reader.expect("[")
     if (yield from reader.solid()) == "{":
-        yield from json_items(reader, calls, sure=True)
+        yield from json_items(reader, calls)
     else:
-        yield from _items(reader, calls, sure=True, loose=True)
+        yield from _items(reader, calls, loose=True)
 
 
-def python_lines(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+def python_lines(reader: Reader, calls: CallWriter) -> Steps[None]:
     """Reads calls with white space, commas or semicolons between them, in brackets or not. Raises BrokenError."""
     if (yield from reader.solid()) == "[":
-        yield from python_list(reader, calls, sure=sure)
+        yield from python_list(reader, calls)
         return
     while True:
-        yield from _call(reader, calls, sure=sure)
+        yield from _call(reader, calls)
         following = yield from reader.solid()
         if following and following in ",;":
             reader.take(1)
@@ -59,7 +55,9 @@ def python_lines(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None
             return
 
 
-def _call(reader: Reader, calls: CallWriter, *, sure: bool, printed: bool = False, loose: bool = False) -> Steps[None]:
+def _call(
+    reader: Reader, calls: CallWriter, *, sure: bool = True, printed: bool = False, loose: bool = False
+) -> Steps[None]:
     yield from reader.solid()
     name = yield from word_of(reader, _NAME.match)
     if not name or len(name) > LONGEST_NAME or (yield from reader.solid()) != "(":
@@ -99,7 +97,7 @@ def _in_parentheses(reader: Reader, loose: bool) -> Steps[str]:
             yield from _string(reader, sign, parts, loose)
         else:
             depth += 1 if sign in "([{" else -1
-            if depth > _MAX_DEPTH:
+            if depth > MAX_DEPTH:
                 raise BrokenError
     return "".join(parts)
 

@@ -68,15 +68,21 @@ class Reader:
                 return self.rest[:1]
             yield
 
-    def literal(self, texts: Sequence[str]) -> Steps[str]:
-        """Takes one of several texts if it follows, and returns it; "" where none does. None of them begins another."""
+    def follows(self, *texts: str) -> Steps[str]:
+        """Returns the one of several texts that follows, which stays; "" where none does. None of them begins
+        another."""
         while True:
             for text in texts:
                 if self.rest.startswith(text):
-                    return self.take(len(text))
+                    return text
             if self.ended or not any(text.startswith(self.rest) for text in texts):
                 return ""
             yield
+
+    def literal(self, texts: Sequence[str]) -> Steps[str]:
+        """Takes one of several texts if it follows, and returns it; "" where none does. None of them begins another."""
+        text = yield from self.follows(*texts)
+        return self.take(len(text)) if text else ""
 
     def expect(self, text: str) -> Steps[None]:
         """Takes a text. Raises BrokenError where another follows."""

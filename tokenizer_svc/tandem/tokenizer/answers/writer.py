@@ -10,7 +10,9 @@ from tandem.tokenizer.answers.events import Event, Kind
 from tandem.tokenizer.answers.reader import BrokenError
 
 LONGEST_NAME = 512  # characters
-_MOST_DIGITS = 400
+MAX_DEPTH = 64  # of values within one another
+MOST_DIGITS = 400  # of a number
+OF_PYTHON = {"True": "true", "False": "false", "None": "null"}  # words that models write in JSON
 
 Types = Mapping[str, Mapping[str, frozenset[str]]]  # of the parameters of each tool, as its schema names them
 
@@ -88,7 +90,7 @@ class CallWriter:
         if types == {"string"}:
             return json.dumps(text, ensure_ascii=False)
         stripped = text.strip()
-        stripped = {"True": "true", "False": "false", "None": "null"}.get(stripped, stripped)
+        stripped = OF_PYTHON.get(stripped, stripped)
         try:
             value = json.loads(stripped, parse_constant=_refuse, parse_int=_integer)
         except (ValueError, RecursionError):
@@ -105,7 +107,7 @@ _TYPE_NAMES = {
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
+    if len(text) > MOST_DIGITS:
         raise ValueError
     return int(text)
 

@@ -3,7 +3,7 @@ conversation, by the version that the file states.
 
 | version | system                      | tools before     | calls                          | results                  |
 |---------|-----------------------------|------------------|--------------------------------|--------------------------|
-| up to 3 | in front of the user's last | the user's last  | a list                         | an object                |
+| 3       | in front of the user's last | the user's last  | a list                         | an object                |
 | from 7  | `[SYSTEM_PROMPT]`           | the user's last  | a list                         | id `[TOOL_CONTENT]` text |
 | from 11 | `[SYSTEM_PROMPT]`           | the user's last  | name `[CALL_ID]` id `[ARGS]` . | id `[TOOL_CONTENT]` text |
 | from 13 | `[SYSTEM_PROMPT]`           | the user's first | name `[ARGS]` .                | text                     |
@@ -13,10 +13,9 @@ Messages of the user that follow each other are one, with an empty line between.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Set
 
-_VERSION = re.compile(r"v(\d{1,3})")
+_VERSIONS = {f"v{number}": number for number in (3, 7, 11, 13, 15)}
 
 _TEMPLATE = """
 {%- set at = namespace(first=none, last=none, system='', tools=[], calls=[], before='') %}
@@ -109,15 +108,13 @@ _TEMPLATE = """
 {%- endfor %}"""
 
 
-def mistral_template(version: str, specials: Collection[str]) -> str | None:
+def mistral_template(version: str, specials: Set[str]) -> str | None:
     """Returns the template of a `tekken.json` of a version ("v11"), which has these special tokens; None if it states
-    no version, or lacks the tokens."""
-    found = _VERSION.fullmatch(version)
-    if found is None or not {"[INST]", "[/INST]"} <= set(specials):
-        return None
-    number = int(found[1])
-    needed = {"[SYSTEM_PROMPT]": number >= 7, "[TOOL_CONTENT]": number in range(7, 13), "[ARGS]": number >= 11}
-    if any(wanted and token not in specials for token, wanted in needed.items()):
+    no version, or one that mistral-common does not know, or lacks the tokens."""
+    number = _VERSIONS.get(version, 0)
+    needed = {"[INST]": True, "[/INST]": True}
+    needed |= {"[SYSTEM_PROMPT]": number >= 7, "[TOOL_CONTENT]": number in range(7, 13), "[ARGS]": number >= 11}
+    if not number or any(wanted and token not in specials for token, wanted in needed.items()):
         return None
     thinks = str(number >= 13 and "[THINK]" in specials).lower()
     return f"{{%- set version = {number} %}}{{%- set thinks = {thinks} %}}{_TEMPLATE}"

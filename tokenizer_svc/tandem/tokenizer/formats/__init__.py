@@ -12,10 +12,11 @@ from tandem.tokenizer.formats.sidecar import read_json_object, read_sidecar
 from tandem.tokenizer.formats.tiktoken_ranks import RankSettings
 from tandem.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["FormatError", "RankSettings", "load_tokenizer"]
+__all__ = ["FILE_NAMES", "FormatError", "RankSettings", "load_tokenizer"]
 
 _MAX_BYTES = 256 * 1024 * 1024
 _KNOWN_NAMES = ("tokenizer.model", "tokenizer.json", "tekken.json")
+FILE_NAMES = (*_KNOWN_NAMES, vocab_merges.NAME)  # that say nothing of what is in them
 _OLDER = f"{vocab_merges.NAME} with {vocab_merges.MERGES}"
 _EXPECTED = (
     f"expected a SentencePiece model, a tiktoken rank file, a tokenizer.json, a tekken.json, a {_OLDER} or a GGUF file"

@@ -14,7 +14,7 @@ from tandem.tokenizer.formats.errors import FormatError
 
 _MAX_BYTES = 64 * 1024 * 1024
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,21 @@ class Sidecar:
     chat_template: str | None = None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds one object. Raises FormatError."""
+def read_bytes(path: Path) -> bytes:
+    """Reads a file that is not large. Raises FormatError."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise FormatError(path, f"larger than {_MAX_BYTES} bytes, which is too large for such a file")
-        text = path.read_bytes().decode("utf-8-sig")
-        value = json.loads(text)
+        return path.read_bytes()
     except OSError as error:
         raise FormatError(path, f"cannot be read: {error.strerror}") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file that holds one object. Raises FormatError."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(path, f"is not valid JSON: {error}") from None
     if _SURROGATE.search(text) is not None:  # most of them are pairs, and fine
@@ -69,7 +75,7 @@ def read_sidecar(folder: Path) -> Sidecar:
     config = read_json_object(path) if path.is_file() else {}
     named = folder / "special_tokens_map.json"
     if named.is_file():
-        config = {key: value for key, value in read_json_object(named).items() if key in _NAMED_TOKENS} | config
+        config = {key: value for key, value in read_json_object(named).items() if key in NAMED_TOKENS} | config
     template = _chat_template(path, config)
     of_more = folder / "chat_template.json"  # of a model that sees, too; its tokenizer has it as well, or has none
     if template is None and of_more.is_file():
@@ -80,7 +86,7 @@ def read_sidecar(folder: Path) -> Sidecar:
             template = template_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise FormatError(template_file, f"cannot be read: {error}") from None
-    texts = {name: text for name in _NAMED_TOKENS if (text := _token_text(path, name, config.get(name))) is not None}
+    texts = {name: text for name in NAMED_TOKENS if (text := _token_text(path, name, config.get(name))) is not None}
     return Sidecar(
         added_tokens=_added_tokens(path, config.get("added_tokens_decoder")),
         special_texts=texts,

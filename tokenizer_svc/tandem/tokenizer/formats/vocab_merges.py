@@ -6,6 +6,7 @@ whether the first one is added; those that the vocabulary lacks stand behind it,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,11 @@ from typing import Any
 
 from tandem.tokenizer.formats import hf_json
 from tandem.tokenizer.formats.errors import FormatError
-from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_json_object
+from tandem.tokenizer.formats.sidecar import NAMED_TOKENS, AddedToken, Sidecar, read_bytes, read_json_object
 from tandem.tokenizer.tokenizer import Tokenizer
 
 NAME, MERGES = "vocab.json", "merges.txt"
-_MAX_BYTES = 64 << 20
 _CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _USUAL = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 # What `TemplateProcessing` calls the two texts.
 _FIRST, _SECOND = ({"Sequence": {"id": name, "type_id": place}} for place, name in enumerate("AB"))
@@ -52,8 +51,8 @@ def _settings(folder: Path) -> Mapping[str, Any]:
         file = folder / name
         if file.is_file():
             found = read_json_object(file)
-            said |= {"tokenizer_class": found["tokenizer_class"]} if found.get("tokenizer_class") else {}
-            said |= found if name != "config.json" else {}
+            if name != "config.json":
+                said |= found
             if found.get("tokenizer_class") not in (None, *_CLASSES):
                 kind = str(found["tokenizer_class"])[:60]
                 problem = f"{NAME} and {MERGES} of the tokenizer_class {kind} are not served, but {_CLASSES[0]}'s are"
@@ -63,10 +62,8 @@ def _settings(folder: Path) -> Mapping[str, Any]:
 
 def _merges(path: Path) -> list[str]:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise FormatError(path, f"larger than {_MAX_BYTES} bytes, which is too large for such a file")
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bytes(path).decode().split("\n")
+    except UnicodeDecodeError as error:
         raise FormatError(path, f"cannot be read: {error}") from None
     merges = [line.removesuffix("\r") for line in lines]
     return [line for line in merges if line and not line.startswith("#version")]
@@ -82,16 +79,17 @@ def _added(
     for text, number in known.items():
         if type(number) is not int or number < 0:
             raise FormatError(beside if text not in vocabulary else path, f"{text!r} is {number!r}, expected an id")
-    special = dict.fromkeys(text for name in _NAMED if (text := _text(config.get(name) or _USUAL.get(name))))
+    special = dict.fromkeys(
+        text for name in (*NAMED_TOKENS, "mask_token") if (text := _text(config.get(name) or _USUAL.get(name)))
+    )
     for key in ("additional_special_tokens", "extra_special_tokens"):
         listed = config.get(key) or ()
         if not isinstance(listed, list | tuple):
             raise FormatError(path.parent / "tokenizer_config.json", f"{key} is not a list")
         special |= dict.fromkeys(text for each in listed if (text := _text(each)))
     found = {text: number for text, number in known.items() if text in special or vocabulary.get(text) != number}
-    for text in special:
-        if text not in found:
-            found[text] = 1 + max((number for number in (known | found).values()), default=-1)
+    behind = itertools.count(1 + max(known.values(), default=-1))
+    found |= {text: next(behind) for text in special if text not in found}
     tokens = [
         sidecar.added_tokens.get(number) or AddedToken(number, text, special=text in special)
         for text, number in found.items()

@@ -9,11 +9,9 @@ from tandem.tokenizer.answers.call_grammar import Tool, call_grammar, called_for
 from tandem.tokenizer.answers.call_values import NotWrittenError
 from tandem.tokenizer.answers.formats import FORMATS, Format, opened_by
 from tandem.tokenizer.answers.harmony import FINAL
-from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.encoding import Policy, Segment
 from tandem.tokenizer.rpc.loaded import Loaded
 from tandem.tokenizer.rpc.validation import Violations, read_tools
-from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.vocabulary import TokenType
 
@@ -39,21 +37,20 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
     opened = opened_by(form, text)
     guide.in_reasoning = opened is not None or form.is_harmony
     if not (form.is_harmony and request.tools):  # there, calls come in place of the channel that ends the reasoning
-        begin_ids, end_ids = reasoning_ids(form, loaded.tokenizer, opened)
+        begin_ids, end_ids = reasoning_ids(form, loaded, opened)
         guide.reasoning_begin_ids.extend(begin_ids)
         guide.reasoning_end_ids.extend(end_ids)
     if asked.HasField("calls"):
         tools = _tools(request, asked.calls)
-        control = {
-            token.text: token.id
-            for token in loaded.tokenizer.table.specials
-            if token.type == TokenType.CONTROL and token.text in form.markers()
-        }
+        marks = sorted(
+            (loaded.specials[text] for text in form.markers() & loaded.specials.keys()), key=lambda token: token.id
+        )
+        control = {token.text: token.id for token in marks if token.type == TokenType.CONTROL}
         try:
             guide.grammar = call_grammar(
                 form,
                 tools,
-                template=template_of(loaded.tokenizer) or "",
+                template=loaded.template or "",
                 control=control,
                 required=asked.calls.required,
                 several=not asked.calls.single,
@@ -65,18 +62,17 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
     return guide
 
 
-def reasoning_ids(form: Format | None, tokenizer: Tokenizer, opened: str | None = None) -> tuple[list[int], list[int]]:
+def reasoning_ids(form: Format | None, loaded: Loaded, opened: str | None = None) -> tuple[list[int], list[int]]:
     """Returns the marks around the reasoning, those that begin with `opened` if that is not None. Empty where they are
     not tokens: what is spelled may be spelled by other ids as well."""
     if form is None:
         return [], []
     if form.is_harmony:
         marker = Segment(FINAL, Policy.PARSE)
-        return [], tokenizer.encode_segments([marker], add_special=False).id_array.tolist()
-    ids = {token.text: token.id for token in tokenizer.table.specials}
+        return [], loaded.tokenizer.encode_segments([marker], add_special=False).id_array.tolist()
     for begin, end in form.reasoning:
-        if begin in ids and end in ids and opened in (None, begin):
-            return [ids[begin]], [ids[end]]
+        if begin in loaded.specials and end in loaded.specials and opened in (None, begin):
+            return [loaded.specials[begin].id], [loaded.specials[end].id]
     return [], []
 
 

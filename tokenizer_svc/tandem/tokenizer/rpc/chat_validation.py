@@ -10,7 +10,6 @@ import grpc
 
 from tandem.common.errors import ServiceError, failed_precondition, resource_exhausted
 from tandem.limits.fields import limits_of
-from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.encoding import Policy
 from tandem.tokenizer.rpc.answer_guides import check_answer
 from tandem.tokenizer.rpc.validation import Violations
@@ -30,9 +29,11 @@ MAX_TOOLS = _LIMITS["tools"].bound
 MAX_TOOL_CALLS = limits_of(pb.ChatMessage.DESCRIPTOR)["tool_calls"].bound  # of all messages together
 
 
-def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> dict[str, Any]:
-    """Returns the question for `ChatRenderer.render`; JSON stays text, which the renderer reads. Raises
-    ServiceError."""
+def chat_question(
+    request: pb.EncodeChatRequest, tokenizer: Tokenizer, template: str | None, settings: TokenizerSettings
+) -> dict[str, Any]:
+    """Returns the question for `ChatRenderer.render`; JSON stays text, which the renderer reads. `template` is the one
+    where the request has none. Raises ServiceError."""
     size = request.ByteSize() - len(request.chat_template.encode())
     if size > settings.max_input_bytes:
         raise resource_exhausted(
@@ -57,7 +58,7 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
                 f"messages[{index}].role",
                 f"{message.role[:80]!r} is no role: a letter, then letters, digits and . _ -, at most 64 in all",
             )
-    template = request.chat_template or template_of(tokenizer)
+    template = request.chat_template or template
     if len(request.chat_template.encode()) > MAX_TEMPLATE_BYTES:
         violations.add("chat_template", f"is longer than {MAX_TEMPLATE_BYTES} bytes")
     if request.special_tokens not in CHAT_POLICIES:

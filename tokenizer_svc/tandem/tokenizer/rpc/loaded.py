@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tandem.tokenizer.rpc.metrics import NamedMetrics, TokenizerMetrics
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.vocabulary import SpecialToken
 
 logger = logging.getLogger("tandem.tokenizer")
 
@@ -34,7 +35,9 @@ class Loaded:
     tokenizer: Tokenizer
     cache: EncodeCache
     metrics: NamedMetrics
+    template: str | None  # of its chats
     answer_format: Format | None  # of what the model says, as its chat template gives it away
+    specials: Mapping[str, SpecialToken]  # by their texts
     fingerprint_field: bytes  # of an EncodeResponse
 
 
@@ -120,12 +123,15 @@ class LoadedTokenizers:
         cache = EncodeCache(self._settings.encode_cache_bytes)
         if self._settings.encode_cache_bytes:
             tokenizer = tokenizer.with_cache(cache)
+        template = template_of(tokenizer)
         loaded = Loaded(
             name,
             tokenizer,
             cache,
             self._metrics.named(name, cache),
-            format_of(template_of(tokenizer)),
+            template,
+            format_of(template),
+            {token.text: token for token in tokenizer.table.specials},
             pb.EncodeResponse(fingerprint=tokenizer.fingerprint).SerializeToString(),
         )
         self._loaded.pop(name, None)

@@ -17,7 +17,6 @@ from tandem.common.errors import FieldViolation, ServiceError, invalid_argument,
 from tandem.common.request_log import tell
 from tandem.common.run_service import Lifecycle
 from tandem.tokenizer.chat.encoding import encode_runs
-from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.chat.json_text import JsonTextError
 from tandem.tokenizer.chat.render_error import RenderError
 from tandem.tokenizer.chat.renderer import ChatRenderer
@@ -113,7 +112,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def _describe(self, loaded: Loaded, with_specials: bool) -> pb.Tokenizer:
         tokenizer, config = loaded.tokenizer, loaded.tokenizer.config
-        begin_ids, end_ids = reasoning_ids(loaded.answer_format, tokenizer)
+        begin_ids, end_ids = reasoning_ids(loaded.answer_format, loaded)
         return pb.Tokenizer(
             name=loaded.name,
             vocabulary_type=pb.VocabularyType.ValueType(tokenizer.type),
@@ -142,7 +141,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 for token in (tokenizer.table.specials if with_specials else ())
             ],
             source=config.source,
-            has_chat_template=template_of(tokenizer) is not None,
+            has_chat_template=loaded.template is not None,
             max_input_bytes=self._settings.max_input_bytes,
             answer_format="" if loaded.answer_format is None else loaded.answer_format.name,
             reasoning_begin_ids=begin_ids,
@@ -215,7 +214,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def EncodeChat(self, request: pb.EncodeChatRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
-        question = chat_question(request, loaded.tokenizer, self._settings)
+        question = chat_question(request, loaded.tokenizer, loaded.template, self._settings)
         renderer = self._caller_renderer if request.chat_template else self._renderer
         try:
             runs = await renderer.render(question, caller_var.get())
