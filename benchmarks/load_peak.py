@@ -181,8 +181,10 @@ def load(path: Path) -> dict[str, float]:
     torch = import_torch("cpu")
     importlib.import_module("tandem.worker.engine.process.build")
     from tandem.worker.checkpoints import open_checkpoint
+    from tandem.worker.engine.process.code_pages import release_code
     from tandem.worker.model.loading import load_transformer
 
+    release_code()  # as an engine does
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before, started = resident("VmRSS"), time.monotonic()
     shares: list[float] = []

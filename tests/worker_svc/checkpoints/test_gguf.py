@@ -288,7 +288,7 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count": 10}, "attn_q.weight"),
     ({"llama.attention.head_count_kv": 2}, "attention.head_count_kv"),
     ({"llama.attention.head_count": "five"}, "attention.head_count must be a whole number"),
-    ({"llama.embedding_length": 61}, "token_embd.weight"),
+    ({"llama.embedding_length": 61}, "blk.0.attn_norm.weight"),
     ({"llama.embedding_length": 0}, "embedding_length"),
     ({"llama.feed_forward_length": 99}, "ffn_gate.weight has the shape [100, 60], but the config makes it [99, 60]"),
     (

@@ -201,7 +201,7 @@ PARAM_LIES: list[tuple[dict[str, Any], str]] = [
     ({"dim": 0}, "dim"),
     ({"dim": 61}, "dim"),
     ({"dim": "60"}, "dim"),
-    ({"dim": 120}, "tok_embeddings.weight"),
+    ({"dim": 120}, "layers.0.attention_norm.weight"),
     ({"n_heads": 0}, "n_heads"),
     ({"n_heads": 7}, "n_heads"),
     ({"n_heads": 60, "n_kv_heads": 60}, "head_dim"),
@@ -363,7 +363,7 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
 def test_shards_that_do_not_go_together_are_refused_by_name(folder: Path) -> None:
     cut(folder, 5, 1)
     (folder / "consolidated.04.pth").unlink()
-    assert "tok_embeddings.weight has the shape [97, 48], but the config makes it [97, 60]" in refusal(folder)
+    assert "layers.0.attention.wq.weight has the shape [48, 60], but the config makes it [60, 60]" in refusal(folder)
     state = torch.load(folder / "consolidated.03.pth", weights_only=True)
     torch.save({name: tensor for name, tensor in state.items() if name != WQ}, folder / "consolidated.03.pth")
     assert f"consolidated.03.pth: tensor {WQ} is missing, which consolidated.00.pth has" in refusal(folder)

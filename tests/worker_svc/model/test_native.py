@@ -64,14 +64,14 @@ def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtyp
 def in_multiples(matrix: Grouped, generator: torch.Generator) -> Grouped:
     """With scales, and least numbers if it has some, that are multiples of units."""
 
-    def counts() -> torch.Tensor:
-        return torch.randint(-128, 128, matrix.scale.shape, dtype=torch.int8, generator=generator)
+    def counts(least: int, most: int) -> torch.Tensor:
+        return torch.randint(least, most + 1, matrix.scale.shape, dtype=torch.int8, generator=generator)
 
     rows, columns = matrix.q.shape
     scale_unit, least_unit = torch.rand((2, rows, -(-columns // UNIT)), generator=generator).half()
     if matrix.least is None:
-        return replace(matrix, scale=counts(), units=(scale_unit, None))
-    return replace(matrix, scale=counts(), least=counts(), units=(scale_unit, least_unit))
+        return replace(matrix, scale=counts(-128, 127), units=(scale_unit, None))
+    return replace(matrix, scale=counts(0, 63), least=counts(-63, 0), units=(scale_unit, least_unit))
 
 
 def scales_of_float8(like: torch.Tensor) -> torch.Tensor:
@@ -144,6 +144,21 @@ def test_numbers_of_6_bits_give_the_bits_that_the_same_give_as_int8() -> None:
     for count in (*range(1, 9), 40):
         x = random_rows(count, 1300)
         assert torch.equal(fewer(x), more(x))
+
+
+def test_scales_and_least_numbers_of_6_bits_take_the_bytes_that_they_have_in_files() -> None:
+    together, apart = (
+        stored(random_matrix(Quantization(4, 32), 16, columns, torch.int8)) for columns in (1024, 1024 + 32)
+    )
+    assert together.scale.nbytes == 16 * 32 * 2 * 6 // 8
+    assert together.least is together.scale
+    assert sum(buffer.nbytes for buffer in together.buffers()) == 16 * 1024 // 256 * 144  # as Q4_K has them
+    assert apart.least is not None
+    assert apart.scale.nbytes + apart.least.nbytes == 16 * 33 * 2  # an odd group has none to lie with
+    together.truncate(3)
+    assert torch.equal(
+        together.rows(slice(None)), stored(random_matrix(Quantization(4, 32), 16, 1024, torch.int8)).rows(slice(3))
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -64,7 +64,8 @@ class Grouped:
 
     q: `[rows, columns]`, int8, of 6 bits from -32 to 31, or, for 4 bits, uint8 from 0 to 15.
     scale, least: `[rows, groups]`, one column where a channel has one scale; float16 or float32. Scales may be `E8M0`.
-        A number is `q scale + least`. With `units`, both are int8, or scales e4m3.
+        A number is `q scale + least`. With `units`, scales are int8, and where there are both from 0 to 63, least
+        numbers from -63 to 0; or scales are e4m3.
     units: `[rows, units]` float16, of which scales and least numbers of `UNIT` columns each are multiples; float32, one
         a row, where scales are e4m3.
     order: `[columns]`, which of an input's numbers each column multiplies; None: that of its place.

@@ -433,8 +433,6 @@ class ModelConfig:
         if self.joins:
             shapes["join.matrix"] = (self.hidden_size, 2 * self.hidden_size)
             shapes |= self._norm_shapes("join.embedding_norm") | self._norm_shapes("join.hidden_norm")
-        for table in self.tables:
-            shapes[table] = (self.vocab_size, self.hidden_size)
         if self.logit_bias:
             shapes["output_bias"] = (self.vocab_size,)
         if self.learned_positions:
@@ -449,6 +447,8 @@ class ModelConfig:
             for name, shape in (self._mixing_shapes(layer) | feed_forward).items():
                 shapes[f"layers.{layer}.{name}"] = shape
         shapes |= self._norm_shapes("norm")
+        # At the end: a matrix of a layer may need its size again while it is read, which these leave room for.
+        shapes |= dict.fromkeys(self.tables, (self.vocab_size, self.hidden_size))
         return shapes
 
     def projections(self, layer: int) -> dict[Literal["q", "k", "v"], int]:

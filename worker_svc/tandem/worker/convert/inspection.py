@@ -27,9 +27,9 @@ from tandem.worker.model.kv_formats import FEW_BITS, kv_format
 
 # Of a number, in memory, where a CPU's products are compiled. Elsewhere those of the second line have 16, and Q4_K and
 # IQ4_XS 6 and 5.
-_KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.25}
+_KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.5, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.25}
 _KEPT_BITS |= {"NVFP4": 4.5, "Q1_0": 4.125}
-_KEPT_BITS |= {"Q5_0": 8.5, "Q5_1": 9, "Q2_K": 5.125, "Q3_K": 4.5625, "Q5_K": 8.625, "Q6_K": 6.5625}
+_KEPT_BITS |= {"Q5_0": 8.5, "Q5_1": 9, "Q2_K": 4.875, "Q3_K": 4.5625, "Q5_K": 8.5, "Q6_K": 6.5625}
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
 

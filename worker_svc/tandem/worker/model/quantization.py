@@ -99,6 +99,20 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (torch.stack(numbers, 2).view(len(words), -1) - 32).to(torch.int8)
 
 
+def of_six_bits(scale: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Packs scales from 0 to 63 and least numbers from -63 to 0, int8 `[rows, groups]`, of two groups into three bytes:
+    `[rows, groups * 3 / 2]`. The lower 6 bits are both scales and the first least number's digits, the upper two, one
+    behind the other, the second one's."""
+    scales, digits = (part.view(torch.uint8).view(len(part), -1, 2) for part in (scale.contiguous(), -least))
+    second = digits[..., 1]
+    three = (
+        scales[..., 0] | (second & 3) << 6,
+        scales[..., 1] | (second >> 2 & 3) << 6,
+        digits[..., 0] | second >> 4 << 6,
+    )
+    return torch.stack(three, 2).view(len(scale), -1).view(torch.int8)
+
+
 class QuantizedWeight(torch.nn.Module):
     """A quantized matrix `[out, in]`, filled row by row.
 
@@ -108,7 +122,7 @@ class QuantizedWeight(torch.nn.Module):
 
     q: torch.Tensor  # [out, words] int16 or int32, or panels of them, as the others
     scale: torch.Tensor  # [out, groups]
-    least: torch.Tensor | None  # [out, groups]
+    least: torch.Tensor | None  # [out, groups]; the scales' own tensor: both lie there, see `of_six_bits`
     scale_unit: torch.Tensor | None  # [out, units], see `Grouped`
     least_unit: torch.Tensor | None  # the same
     table: torch.Tensor | None  # [16] int16, what the numbers of a code stand for
@@ -130,10 +144,13 @@ class QuantizedWeight(torch.nn.Module):
                 return empty_panels(rows, columns, dtype)
             return torch.zeros((rows, columns), dtype=dtype, device=device)
 
+        # Pairs of groups: those of a unit are eight or sixteen, unless ranks cut it.
+        together = self.compiled and like.units is not None and like.least is not None and groups % 2 == 0
         word = torch.int32 if kind.bits == 6 else torch.int16
         self.register_buffer("q", empty(self._width * kind.bits // (8 * word.itemsize), word))
-        self.register_buffer("scale", empty(groups, like.scale.dtype))
-        self.register_buffer("least", None if like.least is None else empty(groups, like.least.dtype))
+        self.register_buffer("scale", empty(groups * 3 // 2 if together else groups, like.scale.dtype))
+        least = None if like.least is None else self.scale if together else empty(groups, like.least.dtype)
+        self.register_buffer("least", least)
         for name, unit in zip(("scale_unit", "least_unit"), like.units or (None, None), strict=True):
             self.register_buffer(name, None if unit is None else empty(unit.shape[1], unit.dtype))
         self.register_buffer("table", kind.numbers)
@@ -167,11 +184,19 @@ class QuantizedWeight(torch.nn.Module):
 
         for name in self._parts():
             buffer = getattr(self, name)
-            setattr(self, name, first_panels(buffer, rows) if self.compiled else buffer[:rows].clone())
+            kept = first_panels(buffer, rows) if self.compiled else buffer[:rows].clone()
+            setattr(self, name, kept)
+            if buffer is self.least:
+                self.least = kept
+
+    @property
+    def _together(self) -> bool:
+        """Tells whether scales and least numbers lie in one tensor."""
+        return self.least is self.scale
 
     def _parts(self) -> dict[str, torch.Tensor]:
         """Returns what has rows of its own for each of the matrix."""
-        names = ("q", "scale", "least", "scale_unit", "least_unit")
+        names = ("q", "scale", *(() if self._together else ("least",)), "scale_unit", "least_unit")
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def takes(self, rows: Grouped) -> bool:
@@ -188,7 +213,11 @@ class QuantizedWeight(torch.nn.Module):
         """Stores rows from `row` on."""
         q = rows.q if self._width == self.columns else F.pad(rows.q, (0, self._width - self.columns))
         scale_unit, least_unit = rows.units or (None, None)
-        given = (packed(q.contiguous(), self.kind.bits), rows.scale, rows.least, scale_unit, least_unit)
+        scale, least = rows.scale, rows.least
+        if self._together:
+            assert least is not None
+            scale, least = of_six_bits(scale, least), None
+        given = (packed(q.contiguous(), self.kind.bits), scale, least, scale_unit, least_unit)
         for buffer, part in zip(self._parts().values(), (part for part in given if part is not None), strict=True):
             self._put(buffer, row, part)
 

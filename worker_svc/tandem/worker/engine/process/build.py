@@ -21,6 +21,7 @@ from tandem.worker.engine.guides.limits import GuideLimits
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.process.cache_size import cache_shapes, spare_states
 from tandem.worker.engine.process.calibration import key_channels
+from tandem.worker.engine.process.code_pages import release_code
 from tandem.worker.engine.process.config import OWN_HEAD, BuildError, EngineConfig
 from tandem.worker.engine.process.device import (
     choose_device,
@@ -107,6 +108,7 @@ def build_engine(
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
     require_kv_format(config.kv_cache_dtype, device, served)
+    release_code()  # before weights take what there is
     model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
     shape, draft_shape, state_shape = cache_shapes(config, model, draft, dtype, device, ranks)
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if shape.format.normalizes_keys else None

@@ -2,9 +2,9 @@
 
 Two fifths of `import torch` (0.8 of 2.1 seconds of a Zen 3 core, torch 2.13) go into how `torch.compile`,
 `torch.export` and fake tensors see each operation. An engine on a CPU computes what it is told at once and asks for
-none of it, and it is started again while callers wait. So these modules are imported when something of theirs is asked
-for. Two things do not ask: fake tensors, and `torch.Generator`, which an engine has no use for either. Other versions
-of torch than those this was tried with are imported whole.
+none of it, nor for distributions, and it is started again while callers wait. So these modules are imported when
+something of theirs is asked for. Two things do not ask: fake tensors, and `torch.Generator`, which an engine has no use
+for either. Other versions of torch than those this was tried with are imported whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 TRIED_WITH = "2.13."
-_DEFERRED = ("torch.export", "torch._meta_registrations")
+_DEFERRED = ("torch.export", "torch._meta_registrations", "torch.distributions")
 
 
 class _Deferred(ModuleType):

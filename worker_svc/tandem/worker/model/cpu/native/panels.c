@@ -78,10 +78,19 @@ INLINE void one_row(const int bits, const Product *p, int64_t scales, int64_t gr
     const int64_t units = p->half == 3 ? (p->groups + each - 1) / each : 1, unit_size = p->half == 3 ? 2 : 4;
     const uint8_t *w = p->weight + panel * p->groups * group * PANEL * bits / 8;
     for (int64_t g = 0; g < p->groups; g++) {
-        const int64_t at = (panel * scales + (scales > 1 ? g : 0)) * PANEL + row;
+        int64_t at = (panel * scales + (scales > 1 ? g : 0)) * PANEL + row;
         const int64_t unit = ((panel * units + (p->half == 3 ? g / each : 0)) * PANEL + row) * unit_size;
-        const float scale = constant(p->half, p->scale, (const uint8_t *)p->scale_unit + unit, at);
-        const float least = p->least ? constant(p->half, p->least, (const uint8_t *)p->least_unit + unit, at) : 0;
+        const void *scales_at = p->scale, *leasts_at = p->least;
+        int8_t six[2][PANEL];
+        if (together(p)) {
+            const int64_t apart = (panel * p->groups + g) * PANEL;
+            const __m128i digits = six_bits(p->scale, apart, 1);
+            _mm_storeu_si128((__m128i *)six[0], six_bits(p->scale, apart, 0));
+            _mm_storeu_si128((__m128i *)six[1], _mm_sub_epi8(_mm_setzero_si128(), digits));
+            scales_at = six[0], leasts_at = six[1], at = row;
+        }
+        const float scale = constant(p->half, scales_at, (const uint8_t *)p->scale_unit + unit, at);
+        const float least = p->least ? constant(p->half, leasts_at, (const uint8_t *)p->least_unit + unit, at) : 0;
         const int64_t last = (g + 1) * group < k ? (g + 1) * group : k;
         for (int64_t i = g * group; i < last; i++) {
             const int q = stored_number(bits, w, (int)row, i);

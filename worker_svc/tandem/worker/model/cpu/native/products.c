@@ -122,8 +122,9 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
 // ---------------------------------------------------------------------------------------------------- quantized weights
 
 // One kind of constants of one panel, as they are or written `to`; `first` begins a unit.
-static const float *as_floats(const Product *p, const void *numbers, const void *units_of, int group, int64_t panel,
-                              int64_t first, int64_t last, float *to) {
+static const float *as_floats(const Product *p, const int least, int group, int64_t panel, int64_t first, int64_t last,
+                              float *to) {
+    const void *numbers = least ? p->least : p->scale, *units_of = least ? p->least_unit : p->scale_unit;
     const int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL, count = (last - first) * PANEL;
     if (p->per_channel) {
         for (int h = 0; h < PANEL; h += 8) {
@@ -150,11 +151,14 @@ static const float *as_floats(const Product *p, const void *numbers, const void 
         const int64_t each = UNIT / group, units = (p->groups + each - 1) / each;
         const uint16_t *unit = (const uint16_t *)units_of + (panel * units + first / each) * PANEL;
         for (int64_t start = 0; start < count; start += each * PANEL, unit += PANEL) {
-            const __m256 one[2] = {halves(unit), halves(unit + 8)};
+            __m256 one[2] = {halves(unit), halves(unit + 8)};
+            for (int h = 0; h < 2 && least && together(p); h++) one[h] = _mm256_sub_ps(_mm256_setzero_ps(), one[h]);
             const int64_t end = start + each * PANEL < count ? start + each * PANEL : count;
             for (int64_t i = start; i < end; i += PANEL)
                 for (int h = 0; h < 2; h++) {
-                    const __m128i counts = _mm_loadl_epi64((const __m128i *)((const int8_t *)numbers + at + i + 8 * h));
+                    const __m128i counts =
+                        together(p) ? half_of(six_bits(numbers, at + i, least), h)
+                                    : _mm_loadl_epi64((const __m128i *)((const int8_t *)numbers + at + i + 8 * h));
                     const __m256 floats = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(counts));
                     _mm256_storeu_ps(to + i + 8 * h, _mm256_mul_ps(floats, one[h]));
                 }
@@ -164,10 +168,8 @@ static const float *as_floats(const Product *p, const void *numbers, const void 
 }
 
 void constants(const Product *p, int group, int64_t panel, int64_t first, int64_t last, Constants *to) {
-    to->scale = as_floats(p, p->scale, p->scale_unit, group, panel, first, last, to->room[0]);
-    to->least = 0;
-    if (p->least && !p->table)
-        to->least = as_floats(p, p->least, p->least_unit, group, panel, first, last, to->room[1]);
+    to->scale = as_floats(p, 0, group, panel, first, last, to->room[0]);
+    to->least = p->least && !p->table ? as_floats(p, 1, group, panel, first, last, to->room[1]) : 0;
 }
 
 // The sums of one group of some rows. `begin`: what they begin with, of 6 bits.

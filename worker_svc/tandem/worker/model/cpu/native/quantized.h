@@ -15,7 +15,7 @@ typedef struct {
     const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each, or
                             // [panels, groups, 3, 16, 2] words of 16 bits, see `two_of_six_bits`
     const void *scale;      // [panels, groups, 16], or [panels, 1, 16] where per_channel
-    const void *least;      // [panels, groups, 16], as the scales, or 0
+    const void *least;      // [panels, groups, 16], as the scales; the same address: see `six_bits`; or 0
     // [panels, groups / (UNIT / group), 16] fp16, where `half` is 3; [panels, 16] fp32 where it is 4
     const void *scale_unit, *least_unit;
     const int16_t *table;  // [16] what numbers of 4 bits stand for; 0: themselves, or `less`
@@ -48,6 +48,23 @@ INLINE int small_table(const int16_t *table) {
         if (table[i] < least) least = table[i];
     }
     return -least;
+}
+
+// Sixteen scales, or least numbers without their minus, of 6 bits each, where both lie at one address [panels, groups / 2,
+// 3, 16]. The lower 6 bits of the three bytes are the scales of two groups and the
+// first one's least number; the upper two, one behind the other, the second one's. `at` is the place among numbers that lie
+// one by one.
+INLINE int together(const Product *p) { return p->scale == p->least; }
+INLINE __m128i six_bits(const void *numbers, int64_t at, const int least) {
+    const __m128i *three = (const __m128i *)numbers + at / (2 * PANEL) * 3, low = _mm_set1_epi8(63);
+    const int second = at / PANEL % 2;
+    if (!least) return _mm_and_si128(_mm_loadu_si128(three + second), low);
+    const __m128i third = _mm_loadu_si128(three + 2);
+    if (!second) return _mm_and_si128(third, low);
+    const __m128i a = _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128(three), 6), _mm_set1_epi8(3));
+    const __m128i b = _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128(three + 1), 4), _mm_set1_epi8(12));
+    const __m128i c = _mm_and_si128(_mm_srli_epi16(third, 2), _mm_set1_epi8(48));
+    return _mm_or_si128(_mm_or_si128(a, b), c);
 }
 
 #define SPAN 32  // inputs of digits that are added up in 16 bits; of a small table, half of them

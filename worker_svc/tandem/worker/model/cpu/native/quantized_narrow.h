@@ -9,6 +9,13 @@ INLINE __m256 halves(const uint16_t *from) { return _mm256_cvtph_ps(_mm_loadu_si
 // The factors of eight rows' scales of e4m3, whose bits are widened to what is 256 times too small.
 INLINE __m256 row_units(const float *from) { return _mm256_mul_ps(_mm256_loadu_ps(from), _mm256_set1_ps(256.0f)); }
 
+// The first or second eight of sixteen bytes.
+INLINE __m128i half_of(__m128i bytes, int second) { return second ? _mm_unpackhi_epi64(bytes, bytes) : bytes; }
+
+INLINE __m256 multiples(__m128i counts, __m256 unit) {
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(counts)), unit);
+}
+
 // Eight constants at a place, `half` being the product's.
 INLINE __m256 eight(const int half, const void *numbers, int64_t at, __m256 unit) {
     if (half == 0) return _mm256_loadu_ps((const float *)numbers + at);
@@ -21,7 +28,7 @@ INLINE __m256 eight(const int half, const void *numbers, int64_t at, __m256 unit
         const __m128i halved = _mm_or_si128(_mm_slli_epi16(sign, 8), _mm_slli_epi16(rest, 7));
         return _mm256_mul_ps(_mm256_cvtph_ps(halved), unit);
     }
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw)), unit);
+    return multiples(raw, unit);
 }
 
 // Beside DIGITS, TABLE, LESS and SMALL: a table of numbers of 8 bits, as most are.

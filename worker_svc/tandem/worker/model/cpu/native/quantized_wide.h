@@ -70,6 +70,10 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
         }
 }
 
+INLINE __m512 multiples(__m128i counts, __m512 unit) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(counts)), unit);
+}
+
 // The constants of a panel at a place.
 INLINE __m512 sixteen(const int half, const void *numbers, int64_t at, __m512 unit) {
     if (half == 0) return _mm512_loadu_ps((const float *)numbers + at);
@@ -82,7 +86,7 @@ INLINE __m512 sixteen(const int half, const void *numbers, int64_t at, __m512 un
         const __m256i halved = _mm256_or_si256(_mm256_slli_epi16(sign, 8), _mm256_slli_epi16(rest, 7));
         return _mm512_mul_ps(_mm512_cvtph_ps(halved), unit);
     }
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw)), unit);
+    return multiples(raw, unit);
 }
 
 // Some rows and one panel, from `row` on; the groups from `first`, which begins a unit, to `last`.
@@ -96,7 +100,7 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
     const int32_t *x = p->x + (row * p->groups + first * rows) * words;
     const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
     const __m512i table = table_of(p, means);
-    const int begins = means == LESS || means == SMALL;
+    const int begins = means == LESS || means == SMALL, as_six = means == DIGITS && together(p);
     const void *const least_of = means == DIGITS ? p->least : 0;
     float *out = p->out + row * columns + panel * PANEL;
     int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL;
@@ -109,19 +113,22 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
         if (p->half == 3) {
             unit = sixteen(1, p->scale_unit, (panel * units + u) * PANEL, unit);
             if (least_of) least_unit = sixteen(1, p->least_unit, (panel * units + u) * PANEL, unit);
+            if (as_six) least_unit = _mm512_sub_ps(_mm512_setzero_ps(), least_unit);
         }
         for (; g < end; g++, at += step, w += bytes, x += words * rows) {
             __m512i sum[DIGIT_ROWS];
             for (int64_t i = 0; i < bytes; i += 64, ahead += 64) _mm_prefetch((const char *)ahead, _MM_HINT_T0);
             for (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(begins ? (int)x_sum[g * rows + r] : 0);
             group_sums(rows, bits, means, group, table, w, x, sum);
-            const __m512 scale = sixteen(p->half, p->scale, at, unit);
+            const __m512 scale =
+                as_six ? multiples(six_bits(p->scale, at, 0), unit) : sixteen(p->half, p->scale, at, unit);
             for (int r = 0; r < rows; r++) {
                 const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale[g * rows + r]));
                 total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), factor, total[r]);
             }
             if (!least_of) continue;
-            const __m512 least = sixteen(p->half, least_of, at, least_unit);
+            const __m512 least =
+                as_six ? multiples(six_bits(least_of, at, 1), least_unit) : sixteen(p->half, least_of, at, least_unit);
             for (int r = 0; r < rows; r++)
                 total[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(x_sum[g * rows + r]), total[r]);
         }

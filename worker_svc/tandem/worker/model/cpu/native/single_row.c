@@ -50,6 +50,7 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
     const uint8_t *w = p->weight + panel * p->groups * group * PANEL * bits / 8;
     const int32_t *x = p->x;
     const int digits = bits == 4 && group <= SPAN && (means == DIGITS || means == LESS);
+    const int as_six = half == 3 && means == DIGITS && together(p);
     const int words = group / 2 + (means == SMALL ? group / (SPAN / 2) : digits);
     int64_t at = panel * (p->per_channel ? 1 : p->groups) * PANEL;
     __m256i table[2];
@@ -63,6 +64,7 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
             const int64_t place = (panel * units + u) * PANEL + 8 * h;
             unit[h] = halves((const uint16_t *)p->scale_unit + place);
             if (p->least) least_unit[h] = halves((const uint16_t *)p->least_unit + place);
+            if (as_six) least_unit[h] = _mm256_sub_ps(_mm256_setzero_ps(), least_unit[h]);
         }
         for (int h = 0; h < 2 && half == 4; h++)
             unit[h] = row_units((const float *)p->scale_unit + panel * PANEL + 8 * h);
@@ -74,11 +76,13 @@ INLINE void row_panel(const int bits, const int means, const int group, const in
             else if (digits) group_digits(means, group, w, x, sum);
             else group_sums(bits, means, table, w, x, p->x_sum + g, group, sum);
             for (int h = 0; h < 2; h++) {
-                const __m256 scale = eight(half, p->scale, at + 8 * h, unit[h]);
+                const __m256 scale = as_six ? multiples(half_of(six_bits(p->scale, at, 0), h), unit[h])
+                                            : eight(half, p->scale, at + 8 * h, unit[h]);
                 const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(p->x_scale + g));
                 total[h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[h]), factor, total[h]);
                 if (means != DIGITS || !p->least) continue;
-                const __m256 least = eight(half, p->least, at + 8 * h, least_unit[h]);
+                const __m256 least = as_six ? multiples(half_of(six_bits(p->least, at, 1), h), least_unit[h])
+                                            : eight(half, p->least, at + 8 * h, least_unit[h]);
                 total[h] = _mm256_fmadd_ps(least, _mm256_broadcast_ss(p->x_sum + g), total[h]);
             }
         }
