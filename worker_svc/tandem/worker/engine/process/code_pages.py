@@ -13,8 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-# Code of a mapped file, nothing of which may be written: those pages hold what the file does. Not those of `r--p`, among
-# which are tables that the loader wrote before they were locked.
+# Code of a mapped file, whose pages hold what the file does. Not those of `r--p`, among which are tables that the
+# loader wrote before they were locked.
 _CODE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp [0-9a-f]+ \S+ \d+ +/")
 _MAPPINGS = "/proc/self/smaps"
 
