@@ -56,10 +56,16 @@ INLINE void store_twice(int32_t *to, __m256i integers) {
 }
 
 INLINE int32_t lanes_sum(__m256i a) {
-    int32_t parts[8], sum = 0;
-    _mm256_storeu_si256((__m256i *)parts, a);
-    for (int i = 0; i < 8; i++) sum += parts[i];
-    return sum;
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+// The largest of eight numbers, none of which is below 0.
+INLINE float largest_lane(__m256 v) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
 // Groups from `first` to `last`, those of all rows counted: x [rows, k] -> q [rows, words], scale and sum [rows, groups],
@@ -67,7 +73,11 @@ INLINE int32_t lanes_sum(__m256i a) {
 void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
                      int64_t last_place) {
     const int64_t k = how->k, groups = how->groups, group = how->group;
-    const float integers = how->kind != AS_INT16 ? 127.0f : 32767.0f;
+    const float integers = how->kind != AS_INT16 ? LARGEST_INT8 : 32767.0f;
+    if (how->kind == AS_INT8 && group == SPAN && k == groups * group && !how->order) {
+        wide_quantize_spans(x, how, q, scale, sum, first_place, last_place);
+        return;
+    }
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256i ones = _mm256_set1_epi16(1);
     for (int64_t place = first_place; place < last_place; place++) {
@@ -86,11 +96,9 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
             largest = _mm256_max_ps(largest, _mm256_and_ps(v, no_sign));
             broken = _mm256_fmadd_ps(v, _mm256_setzero_ps(), broken);
         }
-        float lanes[8], nothing[8], most = 0, spoilt = 0;
-        _mm256_storeu_ps(lanes, largest);
-        _mm256_storeu_ps(nothing, broken);
-        for (int i = 0; i < 8; i++) most = lanes[i] > most ? lanes[i] : most, spoilt += nothing[i];
-        const float inverse = most > 1e-30f ? integers / most : 0.0f;
+        const float most = largest_lane(largest);
+        const float spoilt = _mm256_movemask_ps(_mm256_cmp_ps(broken, broken, _CMP_UNORD_Q)) ? NAN : 0.0f;
+        const float inverse = most > LEAST_LARGEST ? integers / most : 0.0f;
         const __m256 factor = _mm256_set1_ps(inverse);
         int32_t *to = q + row * how->words + place % groups * (how->words / groups);
         __m256i total = _mm256_setzero_si256();

@@ -88,6 +88,9 @@ typedef struct {
     const int64_t *order;  // [k], which of a row's numbers comes at each place; 0: that of the place
 } Rounding;
 
+#define LARGEST_INT8 127.0f
+#define LEAST_LARGEST 1e-30f  // a group's largest number: of less, all are 0
+
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group);
 
 // Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
@@ -126,6 +129,10 @@ void digits_panels(const Product *p, int group, int64_t first, int64_t last);
 #define WIDE_ROWS 8
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 void wide_digits_panels(const Product *p, int group, int64_t first, int64_t last);
+
+// As `quantize_groups` (products.c) has it, whole spans of int8 by AVX-512: the same bits.
+void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first,
+                         int64_t last);
 
 // How many pairs of inputs lie together in a panel, after which the next as many begin.
 #define PAIRS(BITS) ((BITS) == 6 ? 8 : 2)
