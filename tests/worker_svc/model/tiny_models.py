@@ -36,6 +36,7 @@ from tests.worker_svc.model.tiny_settings import (
     FOUR_FACTORS,
     GEMMA2,
     GEMMA3,
+    GEMMA3N,
     GEMMA4,
     GEMMA4_EXPERTS,
     GLM4_MOE,
@@ -423,6 +424,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         GEMMA3 | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "final_logit_softcapping": 3.0},
     ),
     "gemma3 without windows": ("Gemma3Text", GEMMA3 | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}),
+    "gemma3n": ("Gemma3nText", GEMMA3N),
+    "gemma3n, words that layers do not know, sizes of their own, another active stream": (
+        "Gemma3nText",
+        GEMMA3N
+        | {"vocab_size_per_layer_input": 80, "intermediate_size": [80, 40, 80, 56, 80, 72, 24], "head_dim": 12}
+        | {"altup_num_inputs": 3, "altup_active_idx": 2, "altup_correct_scale": False, "attention_bias": True}
+        | {"final_logit_softcapping": 2.0, "tie_word_embeddings": False},
+    ),
+    "gemma3n, one stream, nothing shared, layers that follow a rule": (
+        "Gemma3nText",
+        GEMMA3N
+        | {"altup_num_inputs": 1, "num_kv_shared_layers": 0, "num_hidden_layers": 11}
+        | {"layer_types": ABSENT, "activation_sparsity_pattern": ABSENT, "final_logit_softcapping": 30.0}
+        | {"rope_parameters": ABSENT, "initializer_range": 0.1},
+    ),
     "gemma4": ("Gemma4Text", GEMMA4 | {"use_double_wide_mlp": True}),
     "gemma4 with experts": ("Gemma4Text", GEMMA4_EXPERTS),
     "gemma4, sizes that are not compiled": (

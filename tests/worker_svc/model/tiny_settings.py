@@ -106,6 +106,22 @@ GEMMA4 = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
     },
 }
+GEMMA3N = {
+    "num_hidden_layers": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+    "sliding_window": WINDOW,
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 97,
+    "num_kv_shared_layers": 3,
+    "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.3, 0.0, 0.0, 0.0],
+    "laurel_rank": 6,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
 GEMMA4_EXPERTS = GEMMA4 | {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],

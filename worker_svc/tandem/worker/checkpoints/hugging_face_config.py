@@ -38,6 +38,8 @@ KEYS = {
     "full_heads.num_kv_heads": "num_global_key_value_heads",
     "full_heads.head_dim": "global_head_dim",
     "shared_layers": "num_kv_shared_layers",
+    "inner_sizes": "intermediate_size",
+    "sparsity": "activation_sparsity_pattern",
     "per_layer_inputs.vocab_size": "vocab_size_per_layer_input",
     "context_length": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",

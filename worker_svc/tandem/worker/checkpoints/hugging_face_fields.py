@@ -327,6 +327,12 @@ CONFIG: Mapping[str, Table] = {
     | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
     # transformers looks at the name without the first letter
     | {"use_bidirectional_attention": Only((False,)), "_sliding_window_pattern": NEUTRAL},
+    "gemma3n_text": _CONFIG
+    | rules(USED, "attention_bias sliding_window final_logit_softcapping num_kv_shared_layers rope_local_base_freq")
+    | rules(USED, "hidden_size_per_layer_input vocab_size_per_layer_input activation_sparsity_pattern laurel_rank")
+    | rules(USED, "altup_num_inputs altup_active_idx altup_correct_scale")
+    | rules(NEUTRAL, "altup_coef_clip altup_lr_multiplier query_pre_attn_scalar")  # of training; scores stay
+    | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation"),
     "gemma4_text": _CONFIG
     | rules(USED, "attention_bias sliding_window final_logit_softcapping attention_k_eq_v num_kv_shared_layers")
     | rules(USED, "global_head_dim num_global_key_value_heads per_layer_config use_double_wide_mlp")

@@ -58,6 +58,9 @@ TEXT_MODELS: Mapping[str, TextModel] = {
     "gemma": TextModel("gemma", _usual(256000, 3072, 24576, 28, 16, 16, 8192, 1e-6)),
     "gemma2": TextModel("gemma2", _usual(256000, 2304, 9216, 26, 8, 4, 8192, 1e-6)),
     "gemma3_text": TextModel("gemma3_text", _usual(262208, 2304, 9216, 26, 8, 4, 131072, 1e-6)),
+    "gemma3n_text": TextModel(
+        "gemma3n_text", _usual(262400, 2048, 16384, 35, 8, 2, 32768, 1e-6) | {"tie_word_embeddings": True}
+    ),
     "gemma4_text": TextModel("gemma4_text", _GEMMA4),
     "gemma4_unified_text": TextModel(
         "gemma4_text",

@@ -54,6 +54,7 @@ SEEN_AND_HEARD: Table = rules(
     "im_newline_id image_tag_type video_placeholder visual_indicator_token_ids",
     # how pictures are cut, and how many tokens they are
     "image_seq_length image_grid_pinpoints use_image_newline_parameter vision_aspect_ratio image_aspect_ratio",
+    "audio_soft_tokens_per_image",
     "mm_tokens_per_image vision_soft_tokens_per_image num_image_tokens spatial_merge_size scale_factor",
     "downsample_factor downsample_ratio downsample_rate force_image_size dynamic_image_size max_dynamic_patch",
     "min_dynamic_patch use_thumbnail ps_version pad2square patch_size do_image_splitting encoder_patch_size",
@@ -90,6 +91,7 @@ _LLM = ("text_config", "llm_config")
 
 WRAPPERS = (
     Wrapper("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", alone=True),
+    Wrapper("gemma3n", "Gemma3nForConditionalGeneration", "gemma3n_text", alone=True),
     Wrapper("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text", alone=True),
     Wrapper("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", alone=True),
     Wrapper("mistral3", "Mistral3ForConditionalGeneration", "mistral", tied=True),

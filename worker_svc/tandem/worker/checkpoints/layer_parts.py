@@ -205,6 +205,22 @@ class PerLayerInputs:
         require_size("per_layer_inputs.vocab_size", self.vocab_size, LIMITS["vocab_size"])
 
 
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Several streams beside each other, of which a layer computes with one (`model/streams.py`)."""
+
+    count: int
+    active: int  # the one that layers compute with
+    laurel_rank: int  # numbers between the two matrices that stand beside attention
+    scaled: bool = True  # what layers are given of a token is by the active stream times numbers of the layer's own
+
+    def __post_init__(self) -> None:
+        require_size("streams.count", self.count, 16)
+        if not 0 <= self.active < self.count:
+            raise ConfigError("streams.active", f"must be from 0 to {self.count - 1}, but is {self.active}")
+        require_size("streams.laurel_rank", self.laurel_rank, LIMITS["hidden_size"])
+
+
 def require_size(field: str, value: int, limit: int) -> None:
     if not 1 <= value <= limit:
         raise ConfigError(field, f"must be from 1 to {limit}, but is {value}")

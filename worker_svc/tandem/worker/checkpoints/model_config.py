@@ -19,6 +19,7 @@ from tandem.worker.checkpoints.layer_parts import (
     PerLayerInputs,
     QueryGrowth,
     RopeScaling,
+    Streams,
     require_finite,
     require_size,
 )
@@ -92,6 +93,10 @@ class ModelConfig:
     value_norm: bool = False  # values are normalized by head, without weights
     shared_layers: int = 0  # the last ones, which look at keys and values of the last layer before them of their kind
     shared_widening: int = 1  # of those layers' intermediate size
+    inner_sizes: tuple[int, ...] = ()  # each layer's intermediate size; empty: as all are
+    # By layer, the share of a gate's numbers that become 0, were they distributed normally; 0, or empty: none do.
+    sparsity: tuple[float, ...] = ()
+    streams: Streams | None = None  # several of them; None: one
     per_layer_inputs: PerLayerInputs | None = None
     layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
@@ -205,9 +210,21 @@ class ModelConfig:
             raise ConfigError("shared_layers", f"must be from 0 to {self.num_layers - 1}, but is {self.shared_layers}")
         if any(source is None for source in self._sources):
             raise ConfigError("shared_layers", f"{self.shared_layers} leave no layer of each kind to look at")
-        if self.per_layer_inputs is not None and self.per_layer_inputs.vocab_size < self.vocab_size:
-            problem = f"{self.per_layer_inputs.vocab_size} is less than the {self.vocab_size} of the vocabulary"
+        given = self.per_layer_inputs
+        if given is not None and self.streams is None and given.vocab_size < self.vocab_size:
+            problem = f"{given.vocab_size} is less than the {self.vocab_size} of the vocabulary"
             raise ConfigError("per_layer_inputs.vocab_size", problem)
+        for name in ("inner_sizes", "sparsity"):
+            if (count := len(getattr(self, name))) not in (0, self.num_layers):
+                raise ConfigError(name, f"are {count} for {self.num_layers} layers")
+        for size in self.inner_sizes:
+            require_size("inner_sizes", size, LIMITS["intermediate_size"])
+        if not all(0 <= share < 1 for share in self.sparsity):
+            raise ConfigError("sparsity", "must be at least 0 and less than 1 in each layer")
+        if (any(self.sparsity) or self.inner_sizes) and (not self.gated or self.experts is not None):
+            raise ConfigError("sparsity" if any(self.sparsity) else "inner_sizes", "is served with gates, not experts")
+        if self.streams is not None:
+            self._check_streams()
         if self.experts is not None and self.experts.count * self.num_layers > _MOST_EXPERTS:
             raise ConfigError("experts.count", f"{self.experts.count} in {self.num_layers} layers are too many")
 
@@ -219,6 +236,13 @@ class ModelConfig:
             raise ConfigError("indexer.size", problem)
         if indexer.layers[-1] >= self.num_layers:
             raise ConfigError("indexer.layers", f"has layer {indexer.layers[-1]}, but there are {self.num_layers}")
+
+    def _check_streams(self) -> None:
+        if self.norm_placement != "both" or self.norm != "rms" or self.per_layer_inputs is None:
+            raise ConfigError("streams", "are served with RMS norms around parts and with what layers are given")
+        further = (self.latents, self.recurrence, self.experts, self.feed_forward_alone)
+        if self.layer_scale or self.joins or any(each is not None for each in further):
+            raise ConfigError("streams", "are served of layers with attention and a feed-forward part alone")
 
     def _check_positions(self) -> None:
         require_size("learned_positions", self.learned_positions, LIMITS["context_length"])
@@ -291,7 +315,8 @@ class ModelConfig:
 
     def inner_size(self, layer: int) -> int:
         """Returns the intermediate size of a layer's ordinary feed-forward part."""
-        return self.intermediate_size * (1 if self.stores(layer) else self.shared_widening)
+        usual = self.inner_sizes[layer] if self.inner_sizes else self.intermediate_size
+        return usual * (1 if self.stores(layer) else self.shared_widening)
 
     @property
     def beside_attention(self) -> bool:
@@ -442,6 +467,9 @@ class ModelConfig:
             shapes["per_layer.embedding"] = (self.per_layer_inputs.vocab_size, every)
             shapes["per_layer.projection"] = (every, self.hidden_size)
             shapes["per_layer.norm"] = (self.per_layer_inputs.size,)
+        if self.streams is not None:
+            others = range(1, self.streams.count)
+            shapes |= {f"streams.{way}.{n}": (self.hidden_size,) * 2 for way in ("in", "out") for n in others}
         for layer in range(self.num_layers):
             feed_forward = self._feed_forward_shapes(layer) if self.feeds(layer) else {}
             for name, shape in (self._mixing_shapes(layer) | feed_forward).items():
@@ -520,6 +548,8 @@ class ModelConfig:
             shapes["per_layer.gate"] = (self.per_layer_inputs.size, self.hidden_size)
             shapes["per_layer.output"] = (self.hidden_size, self.per_layer_inputs.size)
             shapes["per_layer.norm"] = (self.hidden_size,)
+        if self.streams is not None:
+            shapes |= self._stream_shapes(self.streams)
         if self.activation == "xielu":
             shapes |= {f"mlp.{name}": (1,) for name in XIELU_CONSTANTS}
         if not self.has_experts(layer):
@@ -550,6 +580,19 @@ class ModelConfig:
         for expert in range(experts.count):
             shapes |= self._matrices(f"experts.{expert}", size, **how, width=width)
         return shapes
+
+    def _stream_shapes(self, streams: Streams) -> dict[str, tuple[int, ...]]:
+        count, width = streams.count, self.hidden_size
+        return {
+            "altup.norm": (width,),
+            "altup.router": (count, width),
+            "altup.predict": (count * count, count),
+            "altup.correct": (count, count),
+            "altup.scale": (width,),
+            "laurel.left": (streams.laurel_rank, width),
+            "laurel.right": (width, streams.laurel_rank),
+            "laurel.norm": (width,),
+        }
 
     def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
         size = (self.hidden_size,)

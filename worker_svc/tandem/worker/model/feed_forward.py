@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from statistics import NormalDist
 
 import torch
 
 from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS, Activation, ClampedSwiGLU
 from tandem.worker.model.activations import ACTIVATIONS, xielu
 from tandem.worker.model.linear import Bias, Linear, Rows
+from tandem.worker.model.norms import row_sums
 from tandem.worker.model.operations import Operations
+from tandem.worker.model.parallel import ALONE, Ranks
 
 
 class FeedForward(torch.nn.Module):
@@ -30,8 +33,11 @@ class FeedForward(torch.nn.Module):
         clamped: ClampedSwiGLU | None = None,
         biases: bool = False,
         gate_multiplier: float = 1.0,
+        sparsity: float = 0.0,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`clamped` is the gate instead of one with the activation."""
+        """`clamped` is the gate instead of one with the activation. `sparsity`: the share of the gate's numbers, which
+        `ranks` share, that become 0 (`_thinned`)."""
         super().__init__()
         self.intermediate_size = intermediate_size
         self.activation = activation if clamped is None else None
@@ -45,6 +51,9 @@ class FeedForward(torch.nn.Module):
             self._gated = partial(_clamped, clamped)
         if gate_multiplier != 1:
             self._is_swiglu, self._gated = False, partial(_multiplied, gate_multiplier, self._gated)
+        if sparsity:
+            above = NormalDist().inv_cdf(sparsity)
+            self._is_swiglu, self._gated = False, partial(_thinned, above, ranks, self._gated)
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype, bias=biases)
         self.down = Linear(intermediate_size, hidden_size, dtype, bias=biases)
 
@@ -107,6 +116,22 @@ def _multiplied(
     by: float, gated: Callable[[torch.Tensor, int], torch.Tensor], gate_up: torch.Tensor, size: int
 ) -> torch.Tensor:
     gate_up[:, :size] *= by
+    return gated(gate_up, size)
+
+
+def _thinned(
+    above: float,
+    ranks: Ranks,
+    gated: Callable[[torch.Tensor, int], torch.Tensor],
+    gate_up: torch.Tensor,
+    size: int,
+) -> torch.Tensor:
+    """Leaves of the gate what is more than its mean and so many standard deviations `above` it, less these (You et al.
+    2025, https://arxiv.org/abs/2506.06644)."""
+    gate, count = gate_up[:, :size].float(), size * ranks.size
+    gate = gate - (ranks.add_up(row_sums(gate)) / count)[:, None]
+    deviation = (ranks.add_up(row_sums(gate.square())) / count).sqrt()
+    gate_up[:, :size] = (gate - deviation[:, None] * above).relu_()
     return gated(gate_up, size)
 
 

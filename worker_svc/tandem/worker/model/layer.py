@@ -38,7 +38,7 @@ from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, Rows
 from tandem.worker.model.moe import MixtureOfExperts
-from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
+from tandem.worker.model.norms import LayerNorm, RMSNorm, row_sums, stream_norm
 from tandem.worker.model.operations import Operations, StateMoves
 from tandem.worker.model.parallel import Ranks
 from tandem.worker.model.per_layer_inputs import LayerInput
@@ -132,6 +132,8 @@ class Layer(torch.nn.Module):
                 *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
                 biases=config.mlp_bias,
                 gate_multiplier=config.gate_multiplier,
+                sparsity=config.sparsity[index] if config.sparsity else 0.0,
+                ranks=ranks,
             )
         beside = experts is not None and experts.beside
         self.beside = ExpertsBeside(config, experts, dtype, operations, ranks) if experts and beside else None
@@ -372,7 +374,7 @@ class Layer(torch.nn.Module):
                 part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
             return
         rows = [part.flatten(1).float() for part, _ in parts]
-        squares = self._ranks.add_up(torch.stack([_sums(row.square()) for row in rows]))
+        squares = self._ranks.add_up(torch.stack([row_sums(row.square()) for row in rows]))
         for (part, norm), row, of_all in zip(parts, rows, squares, strict=True):
             mean = of_all / (row.shape[1] * self._ranks.size)
             part.copy_((row * torch.rsqrt(mean + self._config.norm_eps)[:, None] * norm.weight).view(part.shape))
@@ -424,14 +426,6 @@ class Layer(torch.nn.Module):
 def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
     """Adds `delta` to `x` in place, if there is one, where no norm comes before a part."""
     return x if delta is None else x.add_(delta)
-
-
-def _sums(rows: torch.Tensor) -> torch.Tensor:
-    """Adds up each of the rows `[N, size]` by halves, so that its bits do not depend on how many there are."""
-    while (size := rows.shape[1]) > 1:
-        half = -(-size // 2)
-        rows = rows[:, :half] + torch.nn.functional.pad(rows[:, half:], (0, 2 * half - size))
-    return rows[:, 0]
 
 
 def _ordinary(mlp: FeedForward | UngatedFeedForward, by: float = 1.0) -> Feeding:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tandem.worker.checkpoints.latents import NORM_EPS
@@ -16,7 +18,10 @@ from tandem.worker.model.latent_attention import LatentProjections
 from tandem.worker.model.layer import Layer, Step
 from tandem.worker.model.linear import Linear, Rows
 from tandem.worker.model.mixers import make_mixer
+from tandem.worker.model.operations import Operations
+from tandem.worker.model.parallel import Ranks
 from tandem.worker.model.selection import Selecting
+from tandem.worker.model.streams import AltUp, Laurel, with_given
 
 
 class RecurrentLayer(Layer):
@@ -188,6 +193,48 @@ class ParallelLayer(Layer):
         return x, self._ranks.add_up(self.attention_output(attended) + self.feed_forward(normed))
 
 
+class StreamsLayer(Layer):
+    """A layer that predicts several streams, computes with one of them, and corrects all; what comes out is
+    `[N, streams, hidden]`, and what is still to be added to all but the first."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        operations: Operations,
+        ranks: Ranks,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(config, index, dtype, operations, ranks, device)
+        assert config.streams is not None
+        self.altup = AltUp(config, config.streams, dtype, operations)
+        self.laurel = Laurel(config, config.streams, dtype, operations)
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Layer.forward`."""
+        mlp, own = self.feed_forward, self.given
+        assert mlp is not None and self.mlp_norm is not None and own is not None and step.given is not None
+        predicted, given = self.altup.predict(with_given(x, delta)), step.given[:, self._number]
+        active = self.altup.active(predicted)
+        normed = self.attention_norm(active)
+        attended = self._attend(normed, step)
+        if wanted is not None:
+            rows = predicted, given, active, normed, attended
+            predicted, given, active, normed, attended = (each.index_select(0, wanted) for each in rows)
+        answers = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+        computed = (active + answers + self.laurel(normed)) * math.sqrt(0.5)
+        answers = self._leave_mlp(self._ranks.add_up(mlp(self.mlp_norm(computed))))
+        x = self.altup.correct(predicted, computed + answers)
+        return x, own(self.altup.looked_at(x), given)
+
+    def destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        """See `Layer.destinations`."""
+        return super().destinations(config) | self.altup.destinations() | self.laurel.destinations()
+
+
 def layer_class(config: ModelConfig, index: int) -> type[Layer]:
     """Returns what a layer of the model is."""
     if not config.mixes(index):
@@ -196,4 +243,6 @@ def layer_class(config: ModelConfig, index: int) -> type[Layer]:
         return BesideLayer if config.beside_attention else RecurrentLayer
     if config.latents is not None:
         return LatentLayer
+    if config.streams is not None:
+        return StreamsLayer
     return ParallelLayer if config.parallel else Layer

@@ -75,6 +75,14 @@ class LayerNorm(torch.nn.Module):
         return self._operations.add_layer_norm(x, delta, *self.vectors, self._eps)
 
 
+def row_sums(rows: torch.Tensor) -> torch.Tensor:
+    """Adds up each of the rows `[N, size]` by halves, so that its bits do not depend on how many there are."""
+    while (size := rows.shape[1]) > 1:
+        half = -(-size // 2)
+        rows = rows[:, :half] + torch.nn.functional.pad(rows[:, half:], (0, 2 * half - size))
+    return rows[:, 0]
+
+
 def stream_norm(config: ModelConfig, operations: Operations, device: torch.device | str) -> RMSNorm | LayerNorm:
     """Makes a norm of the stream that layers add to."""
     if config.norm == "layer":

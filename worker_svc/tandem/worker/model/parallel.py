@@ -3,7 +3,7 @@
     q, k, v, gate, up, embedding, output    by rows: a rank has some of the heads, inner numbers and tokens
     attention output, down                  by columns: each rank's product is a part of a sum
     latents, what an indexer makes          each rank has all of them
-    what layers are given of each token     the same
+    what layers are given of each token     the same; so are several streams, and what moves them
     norms over all heads at once            by heads, with the sum of all ranks' squares
     layers with states                      by heads, groups of heads or channels; their output by columns
 
@@ -137,6 +137,8 @@ class Ranks:
             )
         if experts is None or experts.dense_layers or experts.beside:
             _divide("intermediate_size", config.intermediate_size, self.size)
+        for size in config.inner_sizes:
+            _divide("inner_sizes", size, self.size)
         return replace(
             config,
             vocab_size=len(range(config.vocab_size)[self.tokens(config)]),
@@ -144,6 +146,7 @@ class Ranks:
             num_kv_heads=max(1, kv_heads // self.size),
             full_heads=None if full is None else full._replace(number=max(1, full.number // self.size)),
             intermediate_size=max(1, config.intermediate_size // self.size),
+            inner_sizes=tuple(size // self.size for size in config.inner_sizes),
             experts=experts,
             recurrence=None if config.recurrence is None else config.recurrence.shared(self.size),
         )

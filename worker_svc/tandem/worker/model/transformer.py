@@ -28,6 +28,7 @@ from tandem.worker.model.operations import Operations, Products, StateMoves
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotations
+from tandem.worker.model.streams import Streams
 from tandem.worker.model.weights import Embedding
 
 
@@ -72,6 +73,8 @@ class Transformer(torch.nn.Module):
                 self.positions = Embedding(config.learned_positions, config.hidden_size, dtype, tied=False)
             given = config.per_layer_inputs
             self.given = LayerInputs(config, given, dtype, operations) if given is not None else None
+            streams = config.streams
+            self.streams = Streams(config, streams, dtype) if streams is not None else None
             self.norm = stream_norm(config, operations, device)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
@@ -104,6 +107,8 @@ class Transformer(torch.nn.Module):
         growth = None if self._growth is None else self._growth.at(positions)
         x, delta = self._begin(ids, positions, slots), None
         given = None if self.given is None else self.given(ids, x)
+        if self.streams is not None:
+            x = self.streams.begin(x)
         compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
         wanted = logit_rows if cache.hidden is None else None
@@ -181,6 +186,8 @@ class Transformer(torch.nn.Module):
     ) -> Rows:
         """Returns what the output is given, `[M, hidden]`. The layers leave the wanted rows, or all where hidden states
         are kept."""
+        if self.streams is not None:
+            x, delta = self.streams.end(x, delta), None
         normed = self.norm.after_adding(x, delta)
         if cache.hidden is None:
             return normed
@@ -233,6 +240,8 @@ class Transformer(torch.nn.Module):
             places["per_layer.embedding"] = Destination(self.given.embedding, 0)
             places["per_layer.projection"] = Destination(self.given.projection, 0)
             places |= of_norm("per_layer.norm", self.given.norm)
+        if self.streams is not None:
+            places |= self.streams.destinations()
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             for name, place in layer.destinations(self.config).items():

@@ -14,6 +14,7 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
         return behind
     has_state = config.recurrence is not None and layer in config.recurrence.layers
     found = {
+        "several streams": config.streams is not None,
         "gates by two matrices": has_state and isinstance(config.recurrence, KimiDelta),
         "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
         "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
@@ -26,4 +27,6 @@ def behind_the_call(config: ModelConfig) -> str:
     """Names what a layer has behind the call; empty where its feed-forward part is in it."""
     if config.activation == "xielu":
         return "xIELU"
+    if any(config.sparsity):
+        return "gates that are thinned"
     return "experts beside" if config.experts is not None and config.experts.beside else ""

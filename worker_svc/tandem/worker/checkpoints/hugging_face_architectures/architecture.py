@@ -49,6 +49,7 @@ _TOP_NAMES = {
     "join.embedding_norm": "mtp.pre_fc_norm_embedding.weight",
     "join.hidden_norm": "mtp.pre_fc_norm_hidden.weight",
 }
+_STREAMS = {"in": "altup_projections", "out": "altup_unembed_projections"}  # from the second stream on
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,9 @@ class Architecture:
 
     def stored_name(self, name: str) -> tuple[str, int | None]:
         """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
+        if name.startswith("streams."):
+            _, way, stream = name.split(".")
+            return f"model.{_STREAMS[way]}.{int(stream) - 1}.weight", None
         if not name.startswith("layers."):
             return self.final_norm if name == "norm" else _TOP_NAMES[name], None
         _, layer, part = name.split(".", 2)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import LAYER_NAMES, Architecture
+from tandem.worker.checkpoints.hugging_face_gemma3n import gemma3n, with_one_size
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
 
 _NORMS_AROUND = LAYER_NAMES | {
@@ -27,6 +28,19 @@ _GEMMA4_NAMES = _NORMS_AROUND | {
     "beside.norm": "pre_feedforward_layernorm_2.weight",
     "beside.post_norm": "post_feedforward_layernorm_2.weight",
     "mlp.own_norm": "post_feedforward_layernorm_1.weight",
+}
+_GEMMA3N_NAMES = _NORMS_AROUND | {
+    "per_layer.gate": "per_layer_input_gate.weight",
+    "per_layer.output": "per_layer_projection.weight",
+    "per_layer.norm": "post_per_layer_input_norm.weight",
+    "altup.norm": "altup.router_norm.weight",
+    "altup.router": "altup.modality_router.weight",
+    "altup.predict": "altup.prediction_coefs.weight",
+    "altup.correct": "altup.correction_coefs.weight",
+    "altup.scale": "altup.correct_output_scale",
+    "laurel.left": "laurel.linear_left.weight",
+    "laurel.right": "laurel.linear_right.weight",
+    "laurel.norm": "laurel.post_laurel_norm.weight",
 }
 _GEMMA: Mapping[str, Any] = {
     "special_ids": {"bos_token_id": 2, "eos_token_id": 1},
@@ -90,6 +104,23 @@ GEMMAS = (
         proportional=True,
         further=gemma4,
         always=_GELU_AND_NORMS_AROUND | {"value_norm": True, "layer_scale": True},
+    ),
+    Architecture(
+        "gemma3n_text",
+        "Gemma3nForCausalLM",
+        _GEMMA3N_NAMES,
+        **_GEMMA,
+        rope_theta=1e6,
+        qk_norm="head",
+        intermediate_size=16384,
+        sliding_window=512,
+        full_every=5,
+        window_rope=10000.0,
+        attention_multiplier=1.0,
+        logit_soft_cap=30.0,
+        prepared=with_one_size,
+        further=gemma3n,
+        always=_GELU_AND_NORMS_AROUND | {"value_norm": True},
     ),
     Architecture(
         "vaultgemma",
