@@ -64,6 +64,7 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "llama4_text": "llama4",
     "ministral3": "mistral3",
@@ -208,7 +209,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(head_dim)
     if (
         config.model_type
-        in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "phimoe", "exaone4", "afmoe")
+        in ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "phimoe", "exaone4", "afmoe")
         and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)
@@ -218,7 +219,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     rope = rope.get("full_attention", rope)
     raised = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))  # of HunYuan
     writer.add_rope_freq_base(rope["rope_theta"] * raised)
-    if config.model_type in ("gemma3_text", "gemma4_text"):
+    if config.model_type in ("gemma3_text", "gemma3n_text", "gemma4_text"):
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if (share := rope.get("partial_rotary_factor")) and rope["rope_type"] != "proportional":
         writer.kv_data[0].pop(f"{architecture_of(config)}.rope.dimension_count")
@@ -299,6 +300,8 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if config.model_type == "gemma3n_text":
+        _describe_gemma3n(writer, config)
     if config.model_type == "gemma4_text":
         _describe_gemma4(writer, config)
     if config.model_type == "mimo_v2_flash":
@@ -500,6 +503,19 @@ def _describe_mamba(writer: gguf.GGUFWriter, inner: int, heads: int, groups: int
     writer.add_ssm_conv_kernel(kernel)
 
 
+def _describe_gemma3n(writer: gguf.GGUFWriter, config: Any) -> None:
+    normal = torch.distributions.normal.Normal(0, 1)
+    shares = torch.tensor(config.activation_sparsity_pattern, dtype=torch.float32)
+    writer.add_altup_active_idx(config.altup_active_idx)
+    writer.add_altup_num_inputs(config.altup_num_inputs)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_activation_sparsity_scale(normal.icdf(shares).tolist())
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
 def _describe_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
     windows = [kind == "sliding_attention" for kind in config.layer_types]
     full = config.per_layer_config[windows.index(False)]
@@ -556,6 +572,12 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             continue
         if architecture == "llama4" and ".experts." in name:  # stored `[in, out]`
             found += _of_llama4(tensor, name.rpartition(".")[2], layer)
+            continue
+        if "altup_projections" in name or "altup_unembed_projections" in name:
+            if ".0." in name:  # those of all other streams are one tensor
+                stem = name.partition(".0.")[0]
+                others = [model.get_submodule(f"{stem}.{n}").weight.data for n in range(model.config.altup_num_inputs - 1)]
+                found.append((f"{names.get_name(stem)}.weight", torch.stack(others)))
             continue
         if architecture == "gemma4" and (place := _GEMMA4.get(name.split(".", 3)[-1])):
             found.append((f"blk.{layer}.{place}", tensor))

@@ -31,7 +31,7 @@ GGUF += [
 ]
 GGUF += ["glm4 moe", "glm4 moe, groups, norms, scaled", "minimax m2, rotated in part", "gpt oss", "gemma2", "gemma3"]
 GGUF += ["gemma3, scaled where there is no window", "olmo3, scaled where there is no window"]
-GGUF += ["gemma4", "gemma4 with experts", "llama4", "ministral3", "qwen3 next", "qwen3.5", "qwen3.5 moe"]
+GGUF += ["gemma3n", "gemma4", "gemma4 with experts", "llama4", "ministral3", "qwen3 next", "qwen3.5", "qwen3.5 moe"]
 GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotron h", "falcon h1"]
 GGUF += ["internlm3", "internlm3 with biases", "falcon h1, tied"]
 GGUF += ["falcon h1, norm after the gate", "nemotron 3", "nemotron 3, latents, groups"]
@@ -116,6 +116,7 @@ NEW = [
     "Cohere2",
     "Gemma2",
     "Gemma3Text",
+    "Gemma3nText",
     "Gemma4Text",
     "Llama4Text",
     "Qwen2Moe",

@@ -437,7 +437,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         GEMMA3N
         | {"altup_num_inputs": 1, "num_kv_shared_layers": 0, "num_hidden_layers": 11}
         | {"layer_types": ABSENT, "activation_sparsity_pattern": ABSENT, "final_logit_softcapping": 30.0}
-        | {"rope_parameters": ABSENT, "initializer_range": 0.1},
+        | {"rope_parameters": ABSENT, "intermediate_size": 400},
     ),
     "gemma4": ("Gemma4Text", GEMMA4 | {"use_double_wide_mlp": True}),
     "gemma4 with experts": ("Gemma4Text", GEMMA4_EXPERTS),

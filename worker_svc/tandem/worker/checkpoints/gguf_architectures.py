@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints import gguf_further as further
+from tandem.worker.checkpoints import gguf_gemma3n as gemma3n
 from tandem.worker.checkpoints import gguf_kimi as kimi
 from tandem.worker.checkpoints import gguf_mimo as mimo
 from tandem.worker.checkpoints import gguf_states as states
@@ -331,6 +332,17 @@ ARCHITECTURES = {
         folded=True,
         further=further.gemma4,
         always=dict(_GEMMA) | {"value_norm": True, "layer_scale": True},
+    ),
+    "gemma3n": GgufArchitecture(
+        "gemma3n_text",
+        qk_norm="head",
+        layer_names=LAYER_NAMES | _NORMS_AROUND | gemma3n.LAYER_NAMES,
+        full_every=5,
+        window_rope=10000.0,
+        soft_caps=(0.0, 30.0),
+        prepared=gemma3n.with_one_size,
+        further=gemma3n.gemma3n,
+        always=dict(_GEMMA) | {"value_norm": True},
     ),
     "llama4": GgufArchitecture(
         "llama4_text",

@@ -184,6 +184,7 @@ def read_config(
     )
     if architecture.further is not None:
         keys = KEYS | {"full_heads.head_dim": "attention.key_length", "shared_layers": "attention.shared_kv_layers"}
+        keys |= {"inner_sizes": "feed_forward_length", "sparsity": "activation_sparsity_scale"}
         config = build(partial(replace, config), said, keys, **architecture.further(said, config, facts))
     return config, architecture
 

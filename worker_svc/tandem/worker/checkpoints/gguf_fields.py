@@ -95,6 +95,9 @@ _MORE: Mapping[str, Table] = {
     | rules(USED, "attention.key_length_swa attention.value_length_swa attention.shared_kv_layers")
     | rules(USED, "rope.freq_base_swa rope.dimension_count_swa final_logit_softcapping")
     | rules(USED, "embedding_length_per_layer_input"),
+    "gemma3n": _WINDOWS
+    | rules(USED, "attention.shared_kv_layers rope.freq_base_swa final_logit_softcapping")
+    | rules(USED, "embedding_length_per_layer_input altup.num_inputs altup.active_idx activation_sparsity_scale"),
     "llama4": _EXPERTS
     | _WINDOWS
     | rules(USED, "interleave_moe_layer_step")

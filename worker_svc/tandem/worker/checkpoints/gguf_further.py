@@ -102,7 +102,7 @@ def gemma4(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, An
     assert heads is not None
     size = fields.integer("attention.key_length", config.head_dim)
     shared = fields.integer("attention.shared_kv_layers", 0)
-    inner = [_of_layer(fields, "feed_forward_length", config.num_layers, layer) for layer in range(config.num_layers)]
+    inner = [of_layer(fields, "feed_forward_length", config.num_layers, layer) for layer in range(config.num_layers)]
     widening = 2 if inner[-1] == 2 * inner[0] else 1
     usual = [inner[0] * (widening if layer >= config.num_layers - shared else 1) for layer in range(config.num_layers)]
     if inner != usual:
@@ -120,7 +120,7 @@ def gemma4(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, An
         "values_are_keys": True in keys_alone,
         "shared_layers": shared,
         "shared_widening": widening,
-        "per_layer_inputs": _per_layer_inputs(fields, facts),
+        "per_layer_inputs": per_layer_inputs(fields, facts),
         "embedding_multiplier": config.hidden_size**0.5,
         "attention_multiplier": 1.0,
         "experts": None
@@ -136,13 +136,13 @@ def heads_without_window(fields: Fields, config: ModelConfig) -> int | None:
     `config` says."""
     key, with_window, without = "attention.head_count_kv", {config.num_kv_heads}, set[int]()
     for layer, window in enumerate(config.windows):
-        (with_window if window else without).add(_of_layer(fields, key, config.num_layers, layer))
+        (with_window if window else without).add(of_layer(fields, key, config.num_layers, layer))
     if len(with_window) > 1 or len(without) > 1:
         raise fields.error(key, "must be the same for all layers with a window, and without")
     return next(iter(without), None)
 
 
-def _of_layer(fields: Fields, key: str, layers: int, layer: int) -> int:
+def of_layer(fields: Fields, key: str, layers: int, layer: int) -> int:
     """Reads a number that may be one of each layer."""
     value = fields.values.get(key)
     if not isinstance(value, list):
@@ -164,7 +164,7 @@ def _turning(fields: Fields, divisors: tuple[float, ...], size: int) -> int | No
     return 2 * turning
 
 
-def _per_layer_inputs(fields: Fields, facts: Facts) -> PerLayerInputs | None:
+def per_layer_inputs(fields: Fields, facts: Facts) -> PerLayerInputs | None:
     size = fields.integer("embedding_length_per_layer_input", 0)
     if not size:
         return None

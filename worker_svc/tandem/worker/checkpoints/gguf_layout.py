@@ -20,6 +20,7 @@ from tandem.worker.checkpoints.gguf_architectures import (
     GgufArchitecture,
 )
 from tandem.worker.checkpoints.gguf_fields import XIELU_KEYS
+from tandem.worker.checkpoints.gguf_gemma3n import STREAM_NAMES
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
 from tandem.worker.checkpoints.gguf_kimi import kimi_pieces
 from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
@@ -95,6 +96,9 @@ class GgufLayout:
         if not name.startswith("layers."):
             if self._config.joins:
                 return f"blk.{self._first}.{HEAD_NAMES[name]}", None
+            if name.startswith("streams."):
+                _, way, stream = name.split(".")
+                return STREAM_NAMES[way], int(stream) - 1
             return names.get(f"top.{name}") or TOP_NAMES[name], None
         _, layer, part = name.split(".", 2)
         block = f"blk.{self._first + int(layer)}"

@@ -12,6 +12,7 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG
+from tandem.worker.checkpoints.hugging_face_gemma3n import STREAM_KEYS
 from tandem.worker.checkpoints.known_fields import USED, Only
 from tandem.worker.checkpoints.layer_parts import RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
@@ -28,7 +29,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     architecture = ARCHITECTURES[config.architecture]
     known = CONFIG[architecture.name]
     wanted = _sizes(config, architecture) | _numbers(config) | _layers(config, architecture)
-    wanted |= _experts(config, architecture) | states(config) | _gemma4(config, architecture)
+    wanted |= _experts(config, architecture) | states(config) | _gemma3n(config) | _gemma4(config, architecture)
     wanted |= _latents(config, architecture) | _indexer(config)
     values: dict[str, Any] = {"pad_token_id": None}  # whatever the class has
     for key, value in wanted.items():
@@ -208,6 +209,21 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
 
 def _is_full(config: ModelConfig, layer: int) -> bool:
     return not config.windows or not config.windows[layer]
+
+
+def _gemma3n(config: ModelConfig) -> dict[str, Any]:
+    streams, inputs = config.streams, config.per_layer_inputs
+    if streams is None or inputs is None:
+        return {}
+    return {
+        **{key: getattr(streams, name.removeprefix("streams.")) for name, key in STREAM_KEYS.items()},
+        "altup_correct_scale": streams.scaled,
+        "activation_sparsity_pattern": list(config.sparsity or (0.0,) * config.num_layers),
+        "num_kv_shared_layers": config.shared_layers,
+        "hidden_size_per_layer_input": inputs.size,
+        "vocab_size_per_layer_input": inputs.vocab_size,
+        **({"intermediate_size": list(config.inner_sizes)} if config.inner_sizes else {}),
+    }
 
 
 def _gemma4(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:

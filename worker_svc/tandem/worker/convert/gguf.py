@@ -114,7 +114,7 @@ def write_gguf(source: Source, path: Path) -> None:
                 offset, row = len(header) + stored.offset, stored.bytes // stored.shape[0]
                 if part.expert is not None:
                     offset, row = offset + part.expert * row, row // stored.shape[1]
-                for first, order in _runs(part.rows):
+                for first, order in (*_runs(part.rows), *_unknown(name, len(tensor), stored)):
                     write_at(file, offset + first * row, each.pieces(name, tensor, stored.dtype, order, part.change))
         flush(file)
 
@@ -204,6 +204,12 @@ def _runs(rows: torch.Tensor | None) -> Iterator[tuple[int, torch.Tensor | None]
     breaks = (placed.diff() != 1).nonzero().flatten() + 1
     for run, which in zip(placed.tensor_split(breaks), order.tensor_split(breaks), strict=True):
         yield int(run[0]), which
+
+
+def _unknown(name: str, rows: int, stored: _Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields the rows of words that layers are not given anything for but what the first one has (`gguf_folded.py`)."""
+    if name == "per_layer.embedding" and rows < stored.shape[0]:
+        yield rows, torch.zeros(stored.shape[0] - rows, dtype=torch.int64)
 
 
 def _vectors(config: ModelConfig) -> dict[str, tuple[float, ...]]:

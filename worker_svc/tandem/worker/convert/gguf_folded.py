@@ -3,6 +3,7 @@
 Llama 3's scaling of RoPE    a tensor of divisors
 multipliers of Falcon-H1     its matrices are multiplied by them, and its last norm where embedding and output are one
 the least dt of Nemotron-H   is left out, which a note says
+words that Gemma 3n's layers are given as the first one are written as it
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def divisors_of(config: ModelConfig) -> tuple[float, ...]:
 def folded(config: ModelConfig, architecture: GgufArchitecture) -> tuple[ModelConfig, list[str]]:
     """Returns the model that the file is to say, and notes on what is lost."""
     notes = []
-    scaling, sizes = config.rope_scaling, config.recurrence
+    scaling, sizes, inputs = config.rope_scaling, config.recurrence, config.per_layer_inputs
+    if inputs is not None and inputs.vocab_size < config.vocab_size:
+        config = replace(config, per_layer_inputs=replace(inputs, vocab_size=config.vocab_size))
     if scaling is not None and scaling.kind == "llama3":
         divisors = divisors_of(config)
         said = known_divisors(divisors, config.rope_theta) or RopeScaling("linear", factors=divisors)

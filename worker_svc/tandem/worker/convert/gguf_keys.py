@@ -14,6 +14,8 @@ from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.gguf_config import KEYS
 from tandem.worker.checkpoints.gguf_fields import is_said
 from tandem.worker.checkpoints.gguf_further import DELTA_NET_KEYS
+from tandem.worker.checkpoints.gguf_gemma3n import KEYS as GEMMA3N_KEYS
+from tandem.worker.checkpoints.gguf_gemma3n import SPARSITY, deviations
 from tandem.worker.checkpoints.gguf_latents import INDEX_KEYS
 from tandem.worker.checkpoints.gguf_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.gguf_states import MAMBA_KEYS
@@ -29,7 +31,7 @@ _OTHERWISE = ("rope_scaling", "windows", "rotary_dim", "norm_eps", "experts.shar
 def describe(config: ModelConfig, kind: str) -> dict[str, Any]:
     """Returns the keys of a model for files of this `general.architecture`."""
     wanted = _sizes(config, kind) | _rope(config, kind) | _experts(config, kind) | _states(config)
-    wanted |= _gemma4(config) | _latents(config)
+    wanted |= _gemma3n(config) | _gemma4(config) | _latents(config)
     said = {f"{kind}.{key}": value for key, value in wanted.items() if is_said(kind, key, value)}
     return {"general.architecture": kind} | said
 
@@ -181,6 +183,19 @@ def _states(config: ModelConfig) -> dict[str, Any]:
         case None:
             return {}
     return values | {"ssm.inner_size": sizes.size}
+
+
+def _gemma3n(config: ModelConfig) -> dict[str, Any]:
+    streams, inputs = config.streams, config.per_layer_inputs
+    if streams is None or inputs is None:
+        return {}
+    return {
+        **_directly(streams, GEMMA3N_KEYS, "streams."),
+        SPARSITY: [deviations(share) for share in config.sparsity or (0.0,) * config.num_layers],
+        "attention.shared_kv_layers": config.shared_layers,
+        "embedding_length_per_layer_input": inputs.size,
+        **({"feed_forward_length": list(config.inner_sizes)} if config.inner_sizes else {}),
+    }
 
 
 def _gemma4(config: ModelConfig) -> dict[str, Any]:
