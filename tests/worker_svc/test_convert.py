@@ -124,6 +124,7 @@ OLDER = [name for name in MODELS if MODELS[name][0] not in NEW]
 # Of the others those whose tensors are put together in another way than theirs.
 PUT_TOGETHER = [
     "gemma2",
+    "gemma3n, words that layers do not know, sizes of their own, another active stream",
     "gemma4 with experts",
     "llama4",
     "gpt oss",
@@ -171,14 +172,15 @@ def test_a_gguf_file_of_a_hybrid_becomes_the_folder_that_it_was_made_of(tmp_path
         torch.testing.assert_close(came[name], tensor, atol=1e-5, rtol=0)
 
 
-GGUF_MODELS = ["llama with biases", "qwen2", "qwen3", "mixtral", "linear", "llama3", "yarn"]
+GGUF_MODELS = ["gemma3n, words that layers do not know, sizes of their own, another active stream"]
+GGUF_MODELS += ["llama with biases", "qwen2", "qwen3", "mixtral", "linear", "llama3", "yarn"]
 GGUF_MODELS += [
     "falcon h1",
     "falcon h1, norm after the gate",
     "falcon h1, tied",
 ]  # whose products alone are the folder's
 # Those in which something is put together, taken apart, put in another order or said in another way.
-BY_LLAMA_CPP = ["phi3, rotated in part, longrope", "gpt oss", "gemma4", "llama4", "qwen3 next"]
+BY_LLAMA_CPP = ["phi3, rotated in part, longrope", "gpt oss", "gemma3n", "gemma4", "llama4", "qwen3 next"]
 BY_LLAMA_CPP += ["qwen3.5 moe", "granite hybrid", "nemotron h", "nemotron 3, latents, groups", "deepseek v3"]
 BY_LLAMA_CPP += ["deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 

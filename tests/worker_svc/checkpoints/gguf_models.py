@@ -651,7 +651,18 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             found.append((f"blk.{name.split('.')[2]}.exp_probs_b{suffix}", buffer))
         if name.endswith("layer_scalar"):
             found.append((f"blk.{name.split('.')[2]}.layer_output_scale.weight", buffer))
+    if architecture == "gemma3n":
+        found += _unread(model.config)
     return found
+
+
+def _unread(config: Any) -> list[tuple[str, torch.Tensor]]:
+    """What published files have of layers that look at another one's keys, and transformers leaves out."""
+    size, layers = config.head_dim, config.num_hidden_layers
+    rows = torch.zeros(config.num_key_value_heads * size, config.hidden_size)
+    parts = {"attn_k": rows, "attn_v": rows, "attn_k_norm": torch.zeros(size)}
+    blocks = range(layers - config.num_kv_shared_layers, layers)
+    return [(f"blk.{block}.{part}.weight", tensor) for block in blocks for part, tensor in parts.items()]
 
 
 _GEMMA4 = {

@@ -429,13 +429,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3nText",
         GEMMA3N
         | {"vocab_size_per_layer_input": 80, "intermediate_size": [80, 40, 80, 56, 80, 72, 24], "head_dim": 12}
-        | {"altup_num_inputs": 3, "altup_active_idx": 2, "altup_correct_scale": False, "attention_bias": True}
+        | {"altup_num_inputs": 3, "altup_active_idx": 2, "attention_bias": True}
         | {"final_logit_softcapping": 2.0, "tie_word_embeddings": False},
     ),
-    "gemma3n, one stream, nothing shared, layers that follow a rule": (
+    "gemma3n, two streams, nothing shared, layers that follow a rule": (
         "Gemma3nText",
         GEMMA3N
-        | {"altup_num_inputs": 1, "num_kv_shared_layers": 0, "num_hidden_layers": 11}
+        | {"altup_num_inputs": 2, "altup_correct_scale": False, "num_kv_shared_layers": 0, "num_hidden_layers": 11}
         | {"layer_types": ABSENT, "activation_sparsity_pattern": ABSENT, "final_logit_softcapping": 30.0}
         | {"rope_parameters": ABSENT, "intermediate_size": 400},
     ),
@@ -832,8 +832,9 @@ def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].float()
     assert expected.std() > 0.3
-    # A state adds up all tokens; transformers does so in chunks, and is as far from float64 as we are.
-    near = 1e-4 if ours.config.recurrence is None else 2e-4
+    # A state adds up all tokens; transformers does so in chunks, and is as far from float64 as we are. Of a thinned gate
+    # little is left, which a norm makes large again.
+    near = 1e-4 if ours.config.recurrence is None and not ours.config.sparsity else 2e-4
     torch.testing.assert_close(whole, expected, atol=near, rtol=0)
     for chunks in ([PAGE_SIZE + 1, 1], [PAGE_SIZE, 5]):
         assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks

@@ -114,6 +114,7 @@ class GgufArchitecture:
     folded: bool = False  # keys may have a number for each layer, or one more for layers with a window
     own_norm_names: Mapping[str, str] = field(default_factory=dict)  # where norms are that are of one of two parts each
     hybrid: bool = False  # where tensors are: `gguf_hybrids.py`
+    keys_everywhere: bool = False  # layers that look at another one's keys have matrices for them too, which nobody reads
     further: further.Further | None = None  # reads further fields of ModelConfig
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
@@ -340,6 +341,7 @@ ARCHITECTURES = {
         full_every=5,
         window_rope=10000.0,
         soft_caps=(0.0, 30.0),
+        keys_everywhere=True,
         prepared=gemma3n.with_one_size,
         further=gemma3n.gemma3n,
         always=dict(_GEMMA) | {"value_norm": True},

@@ -92,7 +92,8 @@ def write_gguf(source: Source, path: Path) -> None:
         source.notes.append(LEFT_OUT)
     if layout.numbers:
         metadata |= _listed(source, layout)
-    tensors = _stored(vectors, [layout for _, _, layout in parts], source.dtype)
+    unread = _unread(said) if ARCHITECTURES[kind].keys_everywhere else {}
+    tensors = _stored(vectors, [layout for _, _, layout in parts], unread, source.dtype)
     with path.open("w+b") as file:
         header = _header(metadata, _tokenizer(source), tensors)
         last = max(tensors.values(), key=lambda tensor: tensor.offset)
@@ -221,13 +222,29 @@ def _vectors(config: ModelConfig) -> dict[str, tuple[float, ...]]:
     return {ROPE_DIVISORS: divisors} if divisors else {}
 
 
+def _unread(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns what layers that look at another one's keys would have for their own, which a file must have to be
+    loaded: zeros."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(config.num_layers - config.shared_layers, config.num_layers):
+        heads, block = config.layer_heads[layer], f"blk.{layer}"
+        for part in ("attn_k", "attn_v"):
+            shapes[f"{block}.{part}.weight"] = (heads.number * heads.size, config.hidden_size)
+        shapes[f"{block}.attn_k_norm.weight"] = (heads.size,)
+    return shapes
+
+
 def _stored(
-    vectors: Mapping[str, tuple[float, ...]], layouts: Sequence[GgufLayout], dtype: torch.dtype
+    vectors: Mapping[str, tuple[float, ...]],
+    layouts: Sequence[GgufLayout],
+    unread: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
 ) -> dict[str, _Tensor]:
     """Returns where each stored tensor goes."""
     shapes: dict[str, tuple[int, ...]] = {name: (len(numbers),) for name, numbers in vectors.items()}
     for layout in layouts:
         shapes |= layout.shapes
+    shapes |= unread
     tensors: dict[str, _Tensor] = {}
     offset = 0
     for stored, shape in shapes.items():

@@ -194,7 +194,7 @@ def _gemma3n(config: ModelConfig) -> dict[str, Any]:
         SPARSITY: [deviations(share) for share in config.sparsity or (0.0,) * config.num_layers],
         "attention.shared_kv_layers": config.shared_layers,
         "embedding_length_per_layer_input": inputs.size,
-        **({"feed_forward_length": list(config.inner_sizes)} if config.inner_sizes else {}),
+        "feed_forward_length": [config.inner_size(layer) for layer in range(config.num_layers)],
     }
 
 
