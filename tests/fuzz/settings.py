@@ -141,6 +141,11 @@ def _gemma4_layers(random: Random, drawn: Drawn) -> list[str]:
     return [*(random.choice(WINDOWS) for _ in range(drawn["num_hidden_layers"] - 1)), "full_attention"]
 
 
+def _layers_that_share(random: Random, drawn: Drawn) -> list[str]:
+    """A kind for each layer, in an order of which the last ones can share."""
+    return listed(*WINDOWS)(random, drawn)
+
+
 def _shared_layers(random: Random, drawn: Drawn) -> int:
     """So many that a layer of each kind is left, as transformers wants it."""
     kinds, every = drawn["layer_types"], set(drawn["layer_types"])
@@ -189,6 +194,20 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         **_LISTED_WINDOWS,
         "attn_logit_softcapping": one_of(ABSENT),  # which transformers does not look at
         "sliding_window_pattern": one_of(1, 2, 3, 6),
+    },
+    "Gemma3nText": {
+        "layer_types": _layers_that_share,
+        "num_kv_shared_layers": _shared_layers,
+        "activation_sparsity_pattern": listed(0.0, 0.3, 0.6, 0.95),
+        "intermediate_size": lambda random, drawn: random.choice(
+            (drawn["intermediate_size"], listed(24, 40, 72)(random, drawn))
+        ),
+        "altup_num_inputs": one_of(1, 2, 3, 4, 5),
+        "altup_active_idx": lambda random, drawn: random.randrange(drawn.get("altup_num_inputs", 4)),
+        "altup_correct_scale": FLAG,
+        "hidden_size_per_layer_input": one_of(6, 10, 16),
+        "vocab_size_per_layer_input": lambda random, drawn: drawn["vocab_size"] - random.choice((0, 0, 20)),
+        "laurel_rank": one_of(1, 6, 16, 64),
     },
     "Gemma4Text": {
         "layer_types": _gemma4_layers,
@@ -412,7 +431,7 @@ PARTIAL = (
     "Qwen3_5MoeText",
 )
 LONGROPE = ("Phi3", "MiniCPM3", "Phimoe")
-BY_LAYER = ("Gemma3Text", "Olmo3", "Mellum")
+BY_LAYER = ("Gemma3Text", "Gemma3nText", "Olmo3", "Mellum")
 
 
 @dataclass(frozen=True)
@@ -479,6 +498,7 @@ REQUIRED = ("size", "heads", "layers", "eps", "epsilon", "dim")
 LISTS = ("layer_types", "no_rope_layers", "moe_layers", "mlp_layer_types", "indexer_types")
 PATTERNS = ("sliding_window_pattern", "full_attn_idxs", "index_topk_freq", "index_skip_topk_offset")
 ALWAYS: Mapping[str, tuple[str, ...]] = {
+    "Gemma3nText": ("layer_types", "num_kv_shared_layers", "activation_sparsity_pattern", "vocab_size_per_layer_input"),
     "Gemma4Text": ("layer_types", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads"),
     "GraniteMoeHybrid": ("layer_types", "num_experts_per_tok"),
     "Qwen3Next": ("layer_types",),

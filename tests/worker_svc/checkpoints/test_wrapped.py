@@ -235,6 +235,24 @@ def test_the_text_model_of_what_thinks_beside_what_speaks_is_read(tmp_path: Path
         open_checkpoint(tmp_path)
 
 
+def test_the_text_model_of_a_gemma_3n_is_read_out_of_what_sees_and_hears(tmp_path: Path) -> None:
+    theirs = text_model("Gemma3nText", tmp_path, **MODELS["gemma3n"][1])
+    file = tmp_path / "config.json"
+    text = json.loads(file.read_text())
+    for key in ("architectures", "bos_token_id", "eos_token_id"):
+        text.pop(key)
+    towers = {"vision_config": {"model_type": "gemma3n_vision"}, "audio_config": {"model_type": "gemma3n_audio"}}
+    named = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "eos_token_id": [2, 3]}
+    file.write_text(json.dumps(named | towers | {"text_config": text, "audio_soft_tokens_per_image": 188}))
+    further = ("vision_tower.timm_model.conv_stem.bn.weight", "audio_tower.conformer.0.norm.weight")
+    further += ("embed_vision.embedding.weight", "embed_audio.hard_embedding_norm.weight")
+    beside = {f"model.{name}": torch.ones(3) for name in further}
+    rename(tmp_path, _inner, **beside)
+    (tmp_path / "generation_config.json").unlink()
+    assert open_checkpoint(tmp_path).eos_ids == (2, 3)
+    assert_logits_agree(loaded(tmp_path), theirs, 30)
+
+
 def test_a_published_phi_4_has_adapters_that_text_does_not_use(tmp_path: Path) -> None:
     saved("phi-4 multimodal", tmp_path)
     ids = some_ids(97, 30)
@@ -327,10 +345,11 @@ def test_what_a_text_config_leaves_out_is_what_transformers_class_says(name: str
 
 
 def test_every_wrapper_is_compared_with_transformers() -> None:
-    """But those that are published with code of their own, what thinks beside what speaks, and Llama 4, of which
-    transformers' class cannot be given text alone: `test_hybrids.py` has it."""
+    """But those that are published with code of their own, what thinks beside what speaks, Llama 4, of which
+    transformers' class cannot be given text alone (`test_hybrids.py` has it), and Gemma 3n, whose tower is another
+    package's."""
     apart = {"InternVLChatModel", "Phi4MMForCausalLM", "Llama4ForConditionalGeneration"}
-    apart |= {"Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"}
+    apart |= {"Gemma3nForConditionalGeneration", "Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"}
     assert {each.class_name for each in WRAPPERS} - apart == {class_name for class_name, _ in WRAPPED.values()}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import ConfigError, Experts, PerLayerInputs
+from tandem.worker.checkpoints.layer_parts import ConfigError, Experts, PerLayerInputs, Streams
 from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
 from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence, ShortConvolution
 from tandem.worker.engine.process.build import build_engine
@@ -55,6 +55,7 @@ REPLICATED = (
 REPLICATED += ("decay_in", "gate_in")
 REPLICATED += ("into_experts", "into_experts_bias", "out_of_experts")
 REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
+REPLICATED += ("predict", "correct", "left", "right", "1", "2")
 REPLICATED += ("scale", "own_norm", "router_norm", "expert_weights")
 REPLICATED += ("index_query", "index_key", "index_norm", "index_norm_bias", "index_weights")
 BIASES = {"mlp_bias": True, "experts": replace(EXPERTS, shared_size=24, dense_layers=(1,), biases=True)}
@@ -98,9 +99,11 @@ def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: d
         {"layer_scale": True, "per_layer_inputs": PerLayerInputs(6, 103), "activation": "gelu_tanh", "gated": True}
         | {"qkv_bias": False, "output_bias": False},
         {"layer_scale": True, "norm_placement": "both", "experts": replace(EXPERTS, beside=True)},
+        {"streams": Streams(3, 1, 5), "per_layer_inputs": PerLayerInputs(6, 90), "norm_placement": "both"}
+        | {"sparsity": (0.9, 0.0), "inner_sizes": (40, 24)},
     ],
 )
-def test_ranks_share_norms_over_all_heads_and_what_gemma_4_has(size: int, parts: dict[str, Any]) -> None:
+def test_ranks_share_norms_over_all_heads_and_what_gemma_3n_and_4_have(size: int, parts: dict[str, Any]) -> None:
     assert_parts_are_the_whole(replace(CONFIG, **parts), size)
 
 

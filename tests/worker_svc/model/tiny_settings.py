@@ -119,7 +119,7 @@ GEMMA3N = {
     "pad_token_id": 0,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-        "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 700.0},
     },
 }
 GEMMA4_EXPERTS = GEMMA4 | {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker_svc.checkpoints.published.parts import LARGE_GEMMA4, described, gemma4, sizes
+from tests.worker_svc.checkpoints.published.parts import LARGE_GEMMA4, described, gemma3n, gemma4, sizes
 
 GEMMAS: dict[str, tuple[dict[str, Any], float]] = {
     "gemma-2-9b": (
@@ -50,6 +50,8 @@ GEMMAS: dict[str, tuple[dict[str, Any], float]] = {
         ),
         1.0,
     ),
+    "the text model of gemma-3n-E2B": (gemma3n(8192, 30, 10), 4.46),
+    "the text model of gemma-3n-E4B": (gemma3n(16384, 35, 15), 6.87),
     "the text model of gemma-4-E2B": (
         gemma4(
             *(1536, 6144, 35, 8, 1, 5),

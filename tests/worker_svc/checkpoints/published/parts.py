@@ -240,6 +240,30 @@ def olmo(version: int, vocab: int, context: int, **more: Any) -> dict[str, Any]:
     return described(f"Olmo{version}", f"olmo{version}", **all_sizes | fields | more)
 
 
+def gemma3n(inner: int, layers: int, shared: int) -> dict[str, Any]:
+    """The text model is part of one that sees and hears."""
+    kinds = ["full_attention" if layer % 5 == 0 else "sliding_attention" for layer in range(1, layers + 1)]
+    text: dict[str, Any] = {
+        **sizes(262400, 2048, inner, layers, 8, 2, 32768),
+        **{"activation_sparsity_pattern": [0.95] * 10 + [0.0] * (layers - 10), "intermediate_size": [inner] * layers},
+        **{"altup_active_idx": 0, "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_lr_multiplier": 1.0},
+        **{"altup_num_inputs": 4, "attention_bias": False, "attention_dropout": 0.0, "final_logit_softcapping": 30.0},
+        **{"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256},
+        **{"initializer_range": 0.02, "laurel_rank": 64, "layer_types": kinds, "model_type": "gemma3n_text"},
+        **{"num_kv_shared_layers": shared, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "use_cache": True},
+        **{"rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512},
+        **{"torch_dtype": "bfloat16", "vocab_size_per_layer_input": 262144},
+    }
+    return {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        **{"audio_config": {"model_type": "gemma3n_audio"}, "audio_soft_tokens_per_image": 188},
+        **{"audio_token_id": 262273, "boa_token_id": 256000, "boi_token_id": 255999, "eoa_token_id": 262272},
+        **{"eoi_token_id": 262144, "eos_token_id": [1, 106], "image_token_id": 262145, "initializer_range": 0.02},
+        **{"model_type": "gemma3n", "text_config": text, "torch_dtype": "bfloat16", "transformers_version": "4.53.0"},
+        **{"vision_config": {"model_type": "gemma3n_vision"}, "vision_soft_tokens_per_image": 256},
+    }
+
+
 def gemma4(hidden: int, inner: int, layers: int, heads: int, kv: int, full_every: int, **more: Any) -> dict[str, Any]:
     """The text model is part of one that sees and hears."""
     kinds = ["full_attention" if layer % full_every == 0 else "sliding_attention" for layer in range(1, layers + 1)]

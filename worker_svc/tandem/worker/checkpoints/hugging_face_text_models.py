@@ -46,6 +46,7 @@ _GLM4V_MOE = _usual(151424, 4096, 10944, 46, 96, 8, 65536, 1e-5, attention_bias=
 _MISTRAL4 = _usual(131072, 4096, 12288, 36, 32, 32, 1048576, 1e-6, moe_intermediate_size=2048, v_head_dim=128)
 _MISTRAL4 |= {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64}
 _GEMMA4 = _usual(262144, 2304, 9216, 30, 8, 4, 131072, 1e-6)
+_GEMMA3N = {key: value for key, value in _usual(262400, 2048, 0, 35, 8, 2, 32768, 1e-6).items() if value}
 _COHERE2 = {key: value for key, value in _usual(256000, 8192, 22528, 40, 64, 64, 8192, 0).items() if value}
 _LFM2 = {key: value for key, value in _usual(65536, 2560, 12288, 32, 32, 8, 128000, 0).items() if value}
 
@@ -58,9 +59,7 @@ TEXT_MODELS: Mapping[str, TextModel] = {
     "gemma": TextModel("gemma", _usual(256000, 3072, 24576, 28, 16, 16, 8192, 1e-6)),
     "gemma2": TextModel("gemma2", _usual(256000, 2304, 9216, 26, 8, 4, 8192, 1e-6)),
     "gemma3_text": TextModel("gemma3_text", _usual(262208, 2304, 9216, 26, 8, 4, 131072, 1e-6)),
-    "gemma3n_text": TextModel(
-        "gemma3n_text", _usual(262400, 2048, 16384, 35, 8, 2, 32768, 1e-6) | {"tie_word_embeddings": True}
-    ),
+    "gemma3n_text": TextModel("gemma3n_text", _GEMMA3N),
     "gemma4_text": TextModel("gemma4_text", _GEMMA4),
     "gemma4_unified_text": TextModel(
         "gemma4_text",
