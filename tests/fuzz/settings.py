@@ -206,8 +206,11 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "altup_active_idx": lambda random, drawn: random.randrange(drawn.get("altup_num_inputs", 4)),
         "altup_correct_scale": FLAG,
         "hidden_size_per_layer_input": one_of(6, 10, 16),
-        "vocab_size_per_layer_input": lambda random, drawn: drawn["vocab_size"] - random.choice((0, 0, 20)),
+        "vocab_size_per_layer_input": lambda random, drawn: max(
+            1, drawn["vocab_size"] - random.choice((0, 0, 20))
+        ),
         "laurel_rank": one_of(1, 6, 16, 64),
+        "final_logit_softcapping": one_of(0.9, 5.0, 30.0),  # which this class wants
     },
     "Gemma4Text": {
         "layer_types": _gemma4_layers,
@@ -460,7 +463,7 @@ def drawn(random: Random) -> Model:
     if kind in PARTIAL and changes.get("head_dim", SIZES["head_dim"]) is not None:
         changes["head_dim"] = random.choice((4, 6, 8, 12, 16, 32, 40, 64, 128))
     # which want it so, whatever a head's size is
-    if kind in ("Llama", "Arcee", "InternLM3", "Gemma2", "Gemma3Text", "Jais2"):
+    if kind in ("Llama", "Arcee", "InternLM3", "Gemma2", "Gemma3Text", "Gemma3nText", "Jais2"):
         heads = changes["num_attention_heads"]
         changes["hidden_size"] = -(-changes["hidden_size"] // heads) * heads
     fields = getattr(transformers, f"{kind}Config").__dataclass_fields__
