@@ -18,7 +18,7 @@ import torch
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth, Streams
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process import build
@@ -426,6 +426,21 @@ MODELS = {
         per_layer_inputs=PerLayerInputs(8, 160),
         layer_scale=True,
         experts=Experts(4, 2, 32, True, activation="gelu_tanh", beside=True, weighed=True),
+    ),
+    "several streams, gates that are thinned, shared keys": replace(
+        MODEL,
+        num_layers=4,
+        windows=(9, 0, 9, 0),
+        shared_layers=2,
+        qk_norm="head",
+        value_norm=True,
+        norm_placement="both",
+        activation="gelu_tanh",
+        attention_multiplier=1.0,
+        logit_soft_cap=30.0,
+        per_layer_inputs=PerLayerInputs(8, 100),
+        streams=Streams(3, 0, 8),
+        sparsity=(0.7, 0.0, 0.4, 0.0),
     ),
     "chunks, layers without positions, norms without weights": replace(
         MODEL,

@@ -27,6 +27,7 @@ from transformers import (
     BambaConfig,
     DeepseekV3Config,
     FalconH1Config,
+    Gemma3nTextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
     GlmMoeDsaConfig,
@@ -102,6 +103,8 @@ VARIANTS += [("lfm3", "bfloat16", "auto"), ("qwen3 next", "bfloat16", "int4"), (
 # Decays of each row of a state beside latents, values shorter than keys beside sinks and windows, queries that grow.
 VARIANTS += [("kimi", "float32", "auto"), ("mimo", "bfloat16", "auto"), ("mistral4", "float32", "auto")]
 VARIANTS += [("kimi", "bfloat16", "int8"), ("mimo", "float32", "int4")]
+# Several streams, gates that are thinned, and layers that look at another one's keys.
+VARIANTS += [("gemma3n", "float32", "auto"), ("gemma3n", "bfloat16", "int8"), ("gemma3n", "float32", "int4")]
 
 
 TINY: dict[str, Any] = {
@@ -209,6 +212,19 @@ def others() -> dict[str, Any]:
     deltas: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8}
     deltas |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
     return {
+        "gemma3n": Gemma3nTextConfig(
+            **TINY | ids,
+            num_hidden_layers=5,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+            + ["sliding_attention"],
+            sliding_window=20,
+            head_dim=8,
+            num_kv_shared_layers=2,
+            activation_sparsity_pattern=[0.8, 0.0, 0.5, 0.0, 0.6],
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=VOCABULARY - 10,
+            laurel_rank=8,
+        ),
         "olmo hybrid": OlmoHybridConfig(**TINY, **deltas, **ids, num_hidden_layers=3),
         "qwen3 next": Qwen3NextConfig(
             **TINY,

@@ -128,7 +128,8 @@ class WeightFiller:
             self._settle(module)
 
     def _fill_vector(self, module: Vector, row: int, source: Source) -> None:
-        assert isinstance(source, torch.Tensor)
+        if not isinstance(source, torch.Tensor):  # a small matrix that is no `Linear` here
+            source = source.dequantize()
         if module.weight.is_meta:
             empty = torch.empty(module.weight.shape, dtype=module.weight.dtype, device=self._device)
             module.weight = torch.nn.Parameter(empty, requires_grad=False)
