@@ -206,9 +206,7 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "altup_active_idx": lambda random, drawn: random.randrange(drawn.get("altup_num_inputs", 4)),
         "altup_correct_scale": FLAG,
         "hidden_size_per_layer_input": one_of(6, 10, 16),
-        "vocab_size_per_layer_input": lambda random, drawn: max(
-            1, drawn["vocab_size"] - random.choice((0, 0, 20))
-        ),
+        "vocab_size_per_layer_input": lambda random, drawn: max(1, drawn["vocab_size"] - random.choice((0, 0, 20))),
         "laurel_rank": one_of(1, 6, 16, 64),
         "final_logit_softcapping": one_of(0.9, 5.0, 30.0),  # which this class wants
     },

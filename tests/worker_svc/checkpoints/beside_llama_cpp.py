@@ -79,8 +79,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dots1": {"num_key_value_heads": 6},
     # YaRN between whole pairs, which is not what the published model does.
     "gpt oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
-    # It has the published models' streams, layers with thinned gates and layers with keys of their own; a vector of zeros
-    # is no stream to it.
+    # It has the published models' streams, layers with thinned gates and layers with keys of their own; of a vector of
+    # zeros it makes no other streams.
     "gemma3n": {
         **{"num_hidden_layers": 22, "layer_types": None, "num_kv_shared_layers": 2, "intermediate_size": 8192},
         **{"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12, "hidden_size_per_layer_input": 256},
@@ -121,8 +121,8 @@ CASES |= {name: CASES[model] for name, (model, _, _) in SEEING.items()}
 CASES["qwen2 of one that sees"] = ("Qwen2", CASES["qwen2"][1] | {"rms_norm_eps": 1e-12})
 # Their activation is looked up in a table of float16 by llama.cpp.
 BY_TABLE = ("gemma", "starcoder2", "phi 2", "gpt neox", "falcon,", "falcon", "gpt2", "gpt bigcode")
-# Of thinned gates little is left, and made large again by a norm; llama.cpp divides the sum of the squares of n numbers by
-# n - 1, transformers by n.
+# Of thinned gates little is left, and made large again by a norm; llama.cpp divides the sum of the squares of n numbers
+# by n - 1, transformers by n.
 THINNED = ("gemma3n",)
 
 

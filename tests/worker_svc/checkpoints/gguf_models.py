@@ -209,7 +209,18 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(head_dim)
     if (
         config.model_type
-        in ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "olmo3", "phi3", "phimoe", "exaone4", "afmoe")
+        in (
+            "gemma2",
+            "gemma3_text",
+            "gemma3n_text",
+            "gemma4_text",
+            "gpt_oss",
+            "olmo3",
+            "phi3",
+            "phimoe",
+            "exaone4",
+            "afmoe",
+        )
         and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)
@@ -576,7 +587,9 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
         if "altup_projections" in name or "altup_unembed_projections" in name:
             if ".0." in name:  # those of all other streams are one tensor
                 stem = name.partition(".0.")[0]
-                others = [model.get_submodule(f"{stem}.{n}").weight.data for n in range(model.config.altup_num_inputs - 1)]
+                others = [
+                    model.get_submodule(f"{stem}.{n}").weight.data for n in range(model.config.altup_num_inputs - 1)
+                ]
                 found.append((f"{names.get_name(stem)}.weight", torch.stack(others)))
             continue
         if architecture == "gemma4" and (place := _GEMMA4.get(name.split(".", 3)[-1])):

@@ -28,7 +28,10 @@ def test_what_a_gguf_file_does_not_say_is_that_of_the_published_models(tmp_path:
     theirs = saved(KIND, tmp_path, **CHANGES | {"num_hidden_layers": 22, "layer_types": None, "num_kv_shared_layers": 2}
                    | {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12})  # fmt: skip
     path = save_gguf(theirs, tmp_path / "model.gguf")
-    expected, said = open_checkpoint(path).config, ("altup.num_inputs", "altup.active_idx", "attention.shared_kv_layers")
+    expected, said = (
+        open_checkpoint(path).config,
+        ("altup.num_inputs", "altup.active_idx", "attention.shared_kv_layers"),
+    )
     said += ("activation_sparsity_scale", "attention.sliding_window_pattern", "final_logit_softcapping")
     without = _without(theirs, tmp_path / "less.gguf", said)
     assert open_checkpoint(without).config == expected
@@ -41,7 +44,8 @@ def _without(theirs: Any, path: Path, keys: tuple[str, ...]) -> Path:
     save_gguf(theirs, path)
     data = path.read_bytes()
     for number, key in enumerate(keys):
-        assert (full := f"gemma3n.{key}".encode()) in data
+        full = f"gemma3n.{key}".encode()
+        assert full in data
         data = data.replace(full, b"general." + str(number).zfill(len(full) - 8).encode())
     path.write_bytes(data)
     return path
@@ -76,7 +80,10 @@ def test_keys_that_lie_are_refused_by_name(changes: dict[str, Any], named: str, 
     ("changes", "named"),
     [
         ({"activation_sparsity_pattern": 0.5}, "activation_sparsity_pattern must be a number for each of the 7 layers"),
-        ({"activation_sparsity_pattern": [0.5] * 6 + ["x"]}, r"activation_sparsity_pattern\[6\] must be a finite number"),
+        (
+            {"activation_sparsity_pattern": [0.5] * 6 + ["x"]},
+            r"activation_sparsity_pattern\[6\] must be a finite number",
+        ),
         ({"activation_sparsity_pattern": [1.0] * 7}, "activation_sparsity_pattern must be at least 0 and less than 1"),
         ({"intermediate_size": [80] * 6}, "intermediate_size must be one number, or one for each of the 7 layers"),
         ({"intermediate_size": [80] * 6 + [-1]}, "intermediate_size must be from 1 to"),

@@ -349,7 +349,11 @@ def test_every_wrapper_is_compared_with_transformers() -> None:
     transformers' class cannot be given text alone (`test_hybrids.py` has it), and Gemma 3n, whose tower is another
     package's."""
     apart = {"InternVLChatModel", "Phi4MMForCausalLM", "Llama4ForConditionalGeneration"}
-    apart |= {"Gemma3nForConditionalGeneration", "Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"}
+    apart |= {
+        "Gemma3nForConditionalGeneration",
+        "Qwen2_5OmniForConditionalGeneration",
+        "Qwen3OmniMoeForConditionalGeneration",
+    }
     assert {each.class_name for each in WRAPPERS} - apart == {class_name for class_name, _ in WRAPPED.values()}
 
 

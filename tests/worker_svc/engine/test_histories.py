@@ -215,8 +215,7 @@ def others() -> dict[str, Any]:
         "gemma3n": Gemma3nTextConfig(
             **TINY | ids,
             num_hidden_layers=5,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-            + ["sliding_attention"],
+            layer_types=[*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
             sliding_window=20,
             head_dim=8,
             num_kv_shared_layers=2,

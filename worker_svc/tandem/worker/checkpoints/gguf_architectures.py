@@ -114,7 +114,8 @@ class GgufArchitecture:
     folded: bool = False  # keys may have a number for each layer, or one more for layers with a window
     own_norm_names: Mapping[str, str] = field(default_factory=dict)  # where norms are that are of one of two parts each
     hybrid: bool = False  # where tensors are: `gguf_hybrids.py`
-    keys_everywhere: bool = False  # layers that look at another one's keys have matrices for them too, which nobody reads
+    # Layers that look at another one's keys have matrices for keys of their own too, which nobody reads.
+    keys_everywhere: bool = False
     further: further.Further | None = None  # reads further fields of ModelConfig
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 

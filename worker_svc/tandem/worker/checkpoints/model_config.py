@@ -210,9 +210,9 @@ class ModelConfig:
             raise ConfigError("shared_layers", f"must be from 0 to {self.num_layers - 1}, but is {self.shared_layers}")
         if any(source is None for source in self._sources):
             raise ConfigError("shared_layers", f"{self.shared_layers} leave no layer of each kind to look at")
-        given = self.per_layer_inputs
-        if given is not None and self.streams is None and given.vocab_size < self.vocab_size:
-            problem = f"{given.vocab_size} is less than the {self.vocab_size} of the vocabulary"
+        inputs = self.per_layer_inputs
+        if inputs is not None and self.streams is None and inputs.vocab_size < self.vocab_size:
+            problem = f"{inputs.vocab_size} is less than the {self.vocab_size} of the vocabulary"
             raise ConfigError("per_layer_inputs.vocab_size", problem)
         for name in ("inner_sizes", "sparsity"):
             if (count := len(getattr(self, name))) not in (0, self.num_layers):

@@ -8,8 +8,8 @@
 At the beginning the others are made of the first by a matrix each, as large as it is; at the end they become one, each
 by another matrix, and the mean of all goes on. What a layer is given of each token is added to all but the first.
 
-Alternating updates: Baykal et al. 2023, https://arxiv.org/abs/2301.13310. The two matrices beside attention: Menghani et
-al. 2024, https://arxiv.org/abs/2411.07501.
+Alternating updates: Baykal et al. 2023, https://arxiv.org/abs/2301.13310.
+The two matrices beside attention: Menghani et al. 2024, https://arxiv.org/abs/2411.07501.
 
 A token's bits do not depend on the others: sums over streams are of single operations in their order, sums over a
 token's numbers are `row_sums`.
@@ -38,7 +38,6 @@ class Streams(torch.nn.Module):
     def __init__(self, config: ModelConfig, streams: layer_parts.Streams, dtype: torch.dtype) -> None:
         super().__init__()
         width, others = config.hidden_size, streams.count - 1
-        self._active = streams.active
         self.into = torch.nn.ModuleList(Linear(width, width, dtype) for _ in range(others))
         self.out = torch.nn.ModuleList(Linear(width, width, dtype) for _ in range(others))
 
@@ -109,14 +108,12 @@ class AltUp(torch.nn.Module):
 
     def destinations(self) -> dict[str, Destination]:
         """Returns where each tensor goes, by its canonical name within the layer."""
-        modules = {
-            "router": self.router,
-            "predict": self.prediction,
-            "correct": self.correction,
-            "scale": self.scale,
+        return of_norm("altup.norm", self.norm) | {
+            "altup.router": Destination(self.router, 0),
+            "altup.predict": Destination(self.prediction, 0),
+            "altup.correct": Destination(self.correction, 0),
+            "altup.scale": Destination(self.scale, 0),
         }
-        places = {f"altup.{name}": Destination(module, 0) for name, module in modules.items()}
-        return places | of_norm("altup.norm", self.norm)
 
 
 class Laurel(torch.nn.Module):
