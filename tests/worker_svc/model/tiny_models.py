@@ -832,8 +832,8 @@ def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0].float()
     assert expected.std() > 0.3
-    # A state adds up all tokens; transformers does so in chunks, and is as far from float64 as we are. Little is left of
-    # a thinned gate, and a norm makes it large again.
+    # A state adds up all tokens; transformers does so in chunks, and is as far from float64 as we are. Little is left
+    # of a thinned gate, and a norm makes it large again.
     near = 1e-4 if ours.config.recurrence is None and not ours.config.sparsity else 2e-4
     torch.testing.assert_close(whole, expected, atol=near, rtol=0)
     for chunks in ([PAGE_SIZE + 1, 1], [PAGE_SIZE, 5]):
