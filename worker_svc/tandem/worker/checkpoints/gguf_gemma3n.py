@@ -9,8 +9,7 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.gguf_further import Facts, of_layer, per_layer_inputs
-from tandem.worker.checkpoints.hugging_face_gemma3n import usual_sparsity
-from tandem.worker.checkpoints.layer_parts import Streams
+from tandem.worker.checkpoints.layer_parts import Streams, usual_sparsity
 from tandem.worker.checkpoints.model_config import ModelConfig
 
 LAYER_NAMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import LIMITS, PerLayerInputs, Streams
+from tandem.worker.checkpoints.layer_parts import LIMITS, PerLayerInputs, Streams, usual_sparsity
 
 STREAM_KEYS = {
     "streams.count": "altup_num_inputs",
@@ -17,7 +17,6 @@ _INPUT_KEYS = {
     "per_layer_inputs.vocab_size": "vocab_size_per_layer_input",
 }
 _SIZE, _SIZES = "intermediate_size", "intermediate_sizes"  # the second one: as `with_one_size` calls it
-_USUAL_SPARSITY, _USUALLY_SPARSE = 0.95, 10  # of so many first layers, where there are more than these
 
 
 def with_one_size(config: Fields) -> Fields:
@@ -57,12 +56,6 @@ def gemma3n(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[st
             scaled=config.boolean("altup_correct_scale", True),
         ),
     }
-
-
-def usual_sparsity(layers: int) -> tuple[float, ...]:
-    """Returns what the published models have in so many layers."""
-    sparse = _USUALLY_SPARSE if layers > _USUALLY_SPARSE else 0
-    return tuple(_USUAL_SPARSITY if layer < sparse else 0.0 for layer in range(layers)) if sparse else ()
 
 
 def _sparsity(config: Fields) -> tuple[float, ...]:

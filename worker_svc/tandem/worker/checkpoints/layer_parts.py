@@ -221,6 +221,11 @@ class Streams:
         require_size("streams.laurel_rank", self.laurel_rank, LIMITS["hidden_size"])
 
 
+def usual_sparsity(layers: int) -> tuple[float, ...]:
+    """Returns `ModelConfig.sparsity` of a Gemma 3n of so many layers whose files do not say it."""
+    return (0.95,) * 10 + (0.0,) * (layers - 10) if layers > 10 else ()
+
+
 def require_size(field: str, value: int, limit: int) -> None:
     if not 1 <= value <= limit:
         raise ConfigError(field, f"must be from 1 to {limit}, but is {value}")

@@ -79,7 +79,8 @@ def row_sums(rows: torch.Tensor) -> torch.Tensor:
     """Adds up each of the rows `[N, size]` by halves, so that its bits do not depend on how many there are."""
     while (size := rows.shape[1]) > 1:
         half = -(-size // 2)
-        rows = rows[:, :half] + torch.nn.functional.pad(rows[:, half:], (0, 2 * half - size))
+        others = rows[:, half:]
+        rows = rows[:, :half] + (torch.nn.functional.pad(others, (0, 1)) if size % 2 else others)
     return rows[:, 0]
 
 
