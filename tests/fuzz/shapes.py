@@ -152,7 +152,8 @@ def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dic
         hidden = hidden // 24 * 24 + 24
     if kind == "Helium":  # whose heads must divide it
         hidden = heads * given["head_dim"]
-    if kind in ("Cwm", "HyperCLOVAX", "Exaone", "VaultGemma", "Jais2", "Gemma3nText"):  # whose configuration wants it so
+    # whose configuration wants it so
+    if kind in ("Cwm", "HyperCLOVAX", "Exaone", "VaultGemma", "Jais2", "Gemma3nText"):
         hidden = hidden // heads * heads + heads
     return {"hidden_size": hidden} | ({} if kept else {"head_dim": random.choice(HEADS)})
 

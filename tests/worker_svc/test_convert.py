@@ -211,7 +211,7 @@ def test_a_written_gguf_file_is_what_llama_cpps_converter_makes(name: str, tmp_p
             assert ours.fields[key].contents() == pytest.approx(theirs.fields[key].contents()), key
 
 
-@pytest.mark.parametrize("name", some(["granite hybrid", "qwen3.5 moe", "gpt oss", "lfm2"], "qwen3.5 moe"))
+@pytest.mark.parametrize("name", some(["granite hybrid", "qwen3.5 moe", "gpt oss", "lfm2", "gemma3n"], "qwen3.5 moe"))
 def test_what_llama_cpp_has_in_float32_is_written_so(name: str, tmp_path: Path) -> None:
     kind, changes = MODELS[name]
     reference = saved(kind, tmp_path / "source", **changes | GRANTED.get(kind, {}))

@@ -117,6 +117,8 @@ PLAIN = {
     "ssm_a",
     "ssm_d",
     "ssm_norm",
+    "altup_predict_coef",
+    "altup_correct_coef",
 }  # always F32
 
 

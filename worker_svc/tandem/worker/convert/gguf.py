@@ -46,7 +46,8 @@ CONVERTED = {
 }
 # Matrices that stay float32, as llama.cpp has them, by parts of their names.
 _FILTERS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
-_PLAIN = frozenset((*_FILTERS, "ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm", "conv", "bias"))
+_SMALL = ("altup_predict_coef", "altup_correct_coef")
+_PLAIN = frozenset((*_FILTERS, *_SMALL, "ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm", "conv", "bias"))
 # Of which llama.cpp's converter writes the head that guesses, as a block behind the others.
 _WITH_HEAD = ("glm4moe", "qwen35", "qwen35moe")
 _UINT32, _INT32, _FLOAT32, _BOOL = 4, 5, 6, 7
