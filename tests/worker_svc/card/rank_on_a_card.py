@@ -35,6 +35,7 @@ from tests.worker_svc.card.virtual_card import CardTensor, VirtualCard, _unseen,
 # Heads that two ranks can share.
 MODELS: dict[str, Any] = {
     "usual": engines.MODEL,
+    "several streams": engines.MODELS["several streams, gates that are thinned, shared keys"],
     **STATES,
     **{name: replace(engines.MODELS[name], num_heads=6) for name in ("latents", "latents of chosen tokens")},
 }
