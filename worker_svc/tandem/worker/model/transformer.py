@@ -13,13 +13,14 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig
 from tandem.worker.model.attention import Plan, soft_cap_
+from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.cpu.ending import CompiledEnding
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cpu.stack import CompiledStack
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.layer import Layer, Step
+from tandem.worker.model.layer import Layer, Step, added
 from tandem.worker.model.layers import layer_class
 from tandem.worker.model.linear import Linear, PlainWeight, Rows
 from tandem.worker.model.moe import MixtureOfExperts
@@ -28,6 +29,7 @@ from tandem.worker.model.operations import Operations, Products, StateMoves
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotations
+from tandem.worker.model.streams import StreamsEnd
 from tandem.worker.model.weights import Embedding
 
 
@@ -72,6 +74,8 @@ class Transformer(torch.nn.Module):
                 self.positions = Embedding(config.learned_positions, config.hidden_size, dtype, tied=False)
             given = config.per_layer_inputs
             self.given = LayerInputs(config, given, dtype, operations) if given is not None else None
+            streams = config.streams
+            self.joins = None if streams is None else StreamsEnd(config, streams, dtype, operations, device)
             self.norm = stream_norm(config, operations, device)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
@@ -104,8 +108,11 @@ class Transformer(torch.nn.Module):
         growth = None if self._growth is None else self._growth.at(positions)
         x, delta = self._begin(ids, positions, slots), None
         given = None if self.given is None else self.given(ids, x)
+        for plan in plans.values():
+            if isinstance(plan, CompressedPlan):
+                plan.rotate(self.rotations.model)
         compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
-        step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
+        step = Step(rotations, growth, cache, slots, plans, compiled, states, given, ids)
         wanted = logit_rows if cache.hidden is None else None
         shared = len(self.layers) if late is None else len(self.layers) - self.config.shared_layers
         ends = wanted is None and late is None and cache.hidden is None
@@ -161,10 +168,12 @@ class Transformer(torch.nn.Module):
         return layer
 
     def _begin(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Returns what the layers begin with, `[N, hidden]`."""
+        """Returns what the layers begin with, `[N, hidden]`, or that of several streams beside each other."""
         x = self.embedding(ids)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
+        if self.config.streams is not None:
+            x = x.repeat(1, self.config.streams.count)
         if self.positions is None:
             return x
         # What is tried at start may go beyond a short context; what is asked never does.
@@ -181,6 +190,8 @@ class Transformer(torch.nn.Module):
     ) -> Rows:
         """Returns what the output is given, `[M, hidden]`. The layers leave the wanted rows, or all where hidden states
         are kept."""
+        if self.joins is not None:
+            x, delta = self.joins(added(x, delta)), None
         normed = self.norm.after_adding(x, delta)
         if cache.hidden is None:
             return normed
@@ -192,7 +203,7 @@ class Transformer(torch.nn.Module):
     def _stack(self) -> CompiledStack:
         """Returns the layers that are compiled, and what follows them, once the weights are there."""
         config, ending = self.config, None
-        if self._ends_in_the_call and self.ranks.size == 1:
+        if self._ends_in_the_call and self.ranks.size == 1 and config.streams is None:
             centred = config.norm == "layer"
             ending = CompiledEnding.of(self.norm.vectors, self.output, config.stream_eps, centred=centred)
         return CompiledStack([self._layer(index).placed for index in range(len(self.layers))], ending)
@@ -233,6 +244,8 @@ class Transformer(torch.nn.Module):
             places["per_layer.embedding"] = Destination(self.given.embedding, 0)
             places["per_layer.projection"] = Destination(self.given.projection, 0)
             places |= of_norm("per_layer.norm", self.given.norm)
+        if self.joins is not None:
+            places |= self.joins.destinations("streams")
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             for name, place in layer.destinations(self.config).items():
