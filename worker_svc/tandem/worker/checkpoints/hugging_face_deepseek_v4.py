@@ -3,6 +3,7 @@ layers that have a table of who is chosen among experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tandem.worker.checkpoints.compression import Compression, LayerKind
@@ -28,15 +29,16 @@ KEYS = {
     "streams.rounds": "hc_sinkhorn_iters",
     "streams.eps": "hc_eps",
 }
-_KINDS: dict[str, LayerKind] = {
-    "sliding_attention": "window",
-    "compressed_sparse_attention": "sparse",
-    "heavily_compressed_attention": "heavy",
+LAYER_TYPES: Mapping[LayerKind, str] = {
+    "window": "sliding_attention",
+    "sparse": "compressed_sparse_attention",
+    "heavy": "heavily_compressed_attention",
 }
+_KINDS = {name: kind for kind, name in LAYER_TYPES.items()}
 _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}  # tokens of an entry, unless said
 _OLD_RATES = {"compressed_sparse_attention": "compress_rate_csa", "heavily_compressed_attention": "compress_rate_hca"}
 _OLD_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
-_CHOICES = ("hash_moe", "moe")
+CHOICES = ("hash_moe", "moe")  # of experts: by a table, by scores
 _WAYS = ("main", "compress")
 _HEAD, _ROTATED = 512, 64  # numbers of a head, and of these that rotate, unless said
 
@@ -129,8 +131,8 @@ def listed_layers(config: Fields, layers: int) -> tuple[int, ...]:
     if first < 0:
         raise config.error("num_hash_layers", f"must be at least 0, but is {first}")
     layers = min(max(layers, 0), LIMITS["num_layers"])
-    usual = [_CHOICES[layer >= first] for layer in range(layers)]
-    kinds = _of_layers(config, "mlp_layer_types", _CHOICES, layers, usual)
+    usual = [CHOICES[layer >= first] for layer in range(layers)]
+    kinds = _of_layers(config, "mlp_layer_types", CHOICES, layers, usual)
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "hash_moe")
 
 

@@ -36,7 +36,7 @@ class Mixed(NamedTuple):
     def added(self, x: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the mixed streams of `x` `[N, count * hidden]`, and what is still to be added to them, by the answers
         `[N, hidden]`."""
-        streams = x.view(*self.out.shape, -1).float()
+        streams = x.unflatten(1, (self.out.shape[1], answers.shape[1])).float()
         mixed = _sum([self.mix[:, one, :, None] * streams[:, one, None] for one in range(streams.shape[1])])
         out = self.out.unsqueeze(-1) * answers.float().unsqueeze(1)
         return mixed.flatten(1).to(x.dtype), out.flatten(1).to(x.dtype)
@@ -56,7 +56,8 @@ class _Weights(torch.nn.Module):
     ) -> None:
         """`counts`: how many weights have each scale."""
         super().__init__()
-        columns, self._streams = streams.count * config.hidden_size, streams
+        self._streams, self._hidden = streams, config.hidden_size
+        columns = streams.count * self._hidden
         self._operations, self._eps, self._counts = operations, config.norm_eps, counts
         self.matrix = Router(columns, sum(counts), dtype)
         self.base = Constants(sum(counts))
@@ -73,7 +74,7 @@ class _Weights(torch.nn.Module):
     def _summed(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Returns the sum of streams `[N, hidden]` by weights of the first kind."""
         weights = sigmoid(logits) + self._streams.eps
-        streams = x.view(len(x), self._streams.count, -1)
+        streams = x.unflatten(1, (self._streams.count, self._hidden))
         parts = [weights[:, one, None] * streams[:, one] for one in range(self._streams.count)]
         return _sum(parts).to(x.dtype)
 
