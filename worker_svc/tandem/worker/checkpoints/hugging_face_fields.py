@@ -628,7 +628,7 @@ QUANTIZATION: Mapping[str, Table] = {
     | rules(Only(("gptq",)), "format method"),
     "fp8": rules(USED, "quant_method weight_block_size")
     | rules(NEUTRAL, "activation_scheme modules_to_not_convert scale_fmt dequantize ignored_layers")
-    | {"fmt": Only(("e4m3",)), "is_checkpoint_fp8_serialized": Only((True,))},
+    | {"fmt": Only(("e4m3",)), "is_checkpoint_fp8_serialized": Only((True,)), "expert_dtype": Only(("fp4", "fp8"))},
     "fbgemm_fp8": rules(USED, "quant_method") | rules(NEUTRAL, "activation_scale_ub modules_to_not_convert"),
     "mxfp4": rules(USED, "quant_method") | rules(NEUTRAL, "modules_to_not_convert") | {"dequantize": Only((False,))},
     "compressed-tensors": rules(USED, "quant_method config_groups sparsity_config")
