@@ -332,7 +332,16 @@ def test_an_indexer_is_read_in_fp8_and_its_weights_of_heads_stay_plain(
 
 
 # What DeepSeek stores in squares, but for its experts.
-_IN_SQUARES = ("wq_a", "wq_b", "attn.wkv", "wo_a", "wo_b", "shared_experts.w1", "shared_experts.w2", "shared_experts.w3")
+_IN_SQUARES = (
+    "wq_a",
+    "wq_b",
+    "attn.wkv",
+    "wo_a",
+    "wo_b",
+    "shared_experts.w1",
+    "shared_experts.w2",
+    "shared_experts.w3",
+)
 
 
 def save_deepseek_v4(folder: Path, **changes: Any) -> Any:

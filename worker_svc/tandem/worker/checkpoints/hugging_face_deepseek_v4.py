@@ -44,8 +44,8 @@ _HEAD, _ROTATED = 512, 64  # numbers of a head, and of these that rotate, unless
 
 
 def with_one_rope(config: Fields) -> Fields:
-    """Returns the config with RoPE parameters of the layers that have entries alone, and as `window_rope_theta` theta of
-    those that have not; how many numbers of a head rotate is `qk_rope_head_dim` in it."""
+    """Returns the config with RoPE parameters of the layers that have entries alone, and theta of the others as
+    `window_rope_theta`; how many numbers of a head rotate is `qk_rope_head_dim` in it."""
     head = config.integer("head_dim", _HEAD)
     if head < 1:
         raise config.error("head_dim", f"must be at least 1, but is {head}")

@@ -47,7 +47,7 @@ class AttentionKind(NamedTuple):
 
     window: int  # 0: none; less: tokens are in chunks of `-window`, and see what is before them in their own
     heads: KVHeads
-    # Unless it is 0, a token sees so many of those that its window has, which are chosen for it; of entries, if there are.
+    # Unless it is 0, a token sees so many of those that its window has, which are chosen for it; or so many entries.
     most: int = 0
     every: int = 0  # unless it is 0, a token sees entries of so many tokens each beside its window (`compression.py`)
 

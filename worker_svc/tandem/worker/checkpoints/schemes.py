@@ -5,7 +5,8 @@ Which matrices are quantized is seen from their parts: the others are plain.
 
 | `quant_method` | parts of W `[out, in]` beside or instead of `weight` |
 |---|---|
-| fp8, fbgemm_fp8 | `weight` e4m3; `weight_scale_inv` or `weight_scale`, of all, each row or squares: its factor; or `weight` of bytes of two e2m1, and powers of two of 32 |
+| fp8, fbgemm_fp8 | `weight` e4m3; `weight_scale_inv` or `weight_scale`, of all, each row or squares: its factor |
+| the same, DeepSeek-V4's experts | `weight` of bytes of two e2m1; `weight_scale_inv`, powers of two |
 | compressed-tensors | `weight` int8 or e4m3, or `weight_packed` int32; `weight_scale`, perhaps `weight_zero_point` |
 | the same, e2m1 | `weight_packed` of bytes; `weight_scale` e4m3, divided by `weight_global_scale`, or powers of two |
 | modelopt | `weight` e4m3 or bytes of two e2m1; `weight_scale`, perhaps times `weight_scale_2` (`model_optimizer.py`) |
@@ -50,7 +51,6 @@ from tandem.worker.checkpoints.scheme_parts import (
     scale_part,
     scaled,
 )
-
 
 _BYTES = (torch.int8, torch.uint8)  # of two numbers each
 

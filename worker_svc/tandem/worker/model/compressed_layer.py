@@ -67,7 +67,7 @@ class CompressedLayer(Layer):
         self.query = Linear(sizes.query_rank, heads * head_dim, dtype)
         self.key = Linear(hidden, head_dim, dtype)
         self.key_norm = RMSNorm(head_dim, config.norm_eps, operations)
-        self._unit = torch.ones(head_dim, device=self._device)  # of queries, whose norm has no weights
+        self._ones = torch.ones(head_dim, device=self._device)  # of queries, whose norm has no weights
         self.sinks = Bias(heads, torch.float32)
 
         def compressor(size: int) -> Compressor:
@@ -104,7 +104,7 @@ class CompressedLayer(Layer):
         plan, rotation, cache = step.plans[self._attention], step.rotations[self._rope], step.cache
         latents = self.query_norm(self.query_latent(normed))
         queries = self.query(latents).view(-1, self._head_dim)
-        queries = self._operations.add_norm(queries, None, self._unit, self._config.norm_eps)
+        queries = self._operations.add_norm(queries, None, self._ones, self._config.norm_eps)
         queries = turned(queries.view(len(normed), -1, self._head_dim), rotation)
         vectors = [turned(self.key_norm(self.key(normed)).unsqueeze(1), rotation)]
         if self.compressor is not None:

@@ -29,8 +29,7 @@ Planner = Callable[[Sequence[Segment], KVCache, int, AttentionKind], Plan]
 
 
 class CompressedPlan:
-    """Plans one step's attention for all layers of a kind. Where an entry is among the vectors that are kept of its last
-    token: behind the token's key and the others' keys (`Compressor.place`)."""
+    """Plans one step's attention for all layers of a kind."""
 
     def __init__(
         self, plan: Planner, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind

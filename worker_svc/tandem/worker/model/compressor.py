@@ -35,7 +35,14 @@ class Compressor(torch.nn.Module):
     __call__: Callable[..., torch.Tensor]
 
     def __init__(
-        self, sizes: Compression, layer: int, hidden: int, size: int, dtype: torch.dtype, operations: Operations, eps: float
+        self,
+        sizes: Compression,
+        layer: int,
+        hidden: int,
+        size: int,
+        dtype: torch.dtype,
+        operations: Operations,
+        eps: float,
     ) -> None:
         """`size`: numbers of an entry."""
         super().__init__()
@@ -55,8 +62,8 @@ class Compressor(torch.nn.Module):
         return self._series - 1
 
     def entries(self, kept: torch.Tensor, first: int, ended: Ended) -> torch.Tensor:
-        """Makes the entries `[W, size]` of what is kept of all places, `[places, vectors, size]`: of vectors from `first`
-        on."""
+        """Makes the entries `[W, size]` of what is kept of all places, `[places, vectors, size]`: of their vectors from
+        `first` on."""
         last = self._series - 1
         keys, gates = self._parts(kept, first, ended.tokens, last)
         if last:  # the first series is of the tokens before
@@ -97,6 +104,6 @@ def turned(x: torch.Tensor, rotation: Rotation, *, back: bool = False) -> torch.
     if back:
         sin = -sin
     width = 2 * cos.shape[-1]
-    one, other = x[..., -width:].float().unflatten(-1, (-1, 2)).unbind(-1)
+    one, other = x[..., -width::2].float(), x[..., -width + 1 :: 2].float()
     pairs = torch.stack((one * cos - other * sin, other * cos + one * sin), dim=-1)
     return torch.cat((x[..., :-width], pairs.flatten(-2).to(x.dtype)), dim=-1)

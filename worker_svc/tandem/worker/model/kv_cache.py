@@ -59,7 +59,9 @@ class CacheShape:
 
     def layer_bytes(self, heads: KVHeads) -> int:
         """Returns the bytes of one token's keys in a layer, without its index key."""
-        return heads.number * heads.vectors * sum(size * dtype.itemsize for size, dtype in self.format.parts(heads.size))
+        return (
+            heads.number * heads.vectors * sum(size * dtype.itemsize for size, dtype in self.format.parts(heads.size))
+        )
 
     @property
     def bytes(self) -> int:
@@ -76,7 +78,8 @@ class KeyChannels(NamedTuple):
 
 class KVCache:
     """Holds keys and values of every layer, zero at first, index keys `[pages + 1, 1, page_size, index]` of layers that
-    choose by them (of both, where several vectors are kept of a token, that many behind each other), and hidden states `[pages + 1, page_size, size]` where its shape has them.
+    choose by them, and hidden states `[pages + 1, page_size, size]` where its shape has them. Where several vectors are
+    kept of a token, they lie behind each other in the place of one.
 
     With `key_channels`, one entry a layer, keys are stored normalized.
     """

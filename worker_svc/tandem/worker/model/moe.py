@@ -54,8 +54,8 @@ class MixtureOfExperts(torch.nn.Module):
         biases: bool = False,
         listed: int = 0,
     ) -> None:
-        """`biases`: of the shared expert, and of the matrices around those that have another width. `listed`: tokens of a
-        vocabulary for each of which a table says who is chosen; 0: there is none."""
+        """`biases`: of the shared expert, and of the matrices around those that have another width. `listed`: tokens of
+        a vocabulary, for each of which a table says who is chosen; 0: there is none."""
         super().__init__()
         self.config = experts
         self._operations = operations

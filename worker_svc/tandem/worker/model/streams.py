@@ -36,7 +36,7 @@ class Mixed(NamedTuple):
     def added(self, x: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the mixed streams of `x` `[N, count * hidden]`, and what is still to be added to them, by the answers
         `[N, hidden]`."""
-        streams = x.unflatten(1, (self.out.shape[1], answers.shape[1])).float()
+        streams = x.view(len(x), self.out.shape[1], answers.shape[1]).float()
         mixed = _sum([self.mix[:, one, :, None] * streams[:, one, None] for one in range(streams.shape[1])])
         out = self.out.unsqueeze(-1) * answers.float().unsqueeze(1)
         return mixed.flatten(1).to(x.dtype), out.flatten(1).to(x.dtype)
@@ -67,14 +67,14 @@ class _Weights(torch.nn.Module):
     def _logits(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Returns what weights are made of, `[N, count]` of each scale, float32."""
         normed = self._operations.add_norm(x.float(), None, self._unit, self._eps)
-        logits = self.matrix(normed).float().split(self._counts, dim=1)
-        bases = self.base.weight.split(self._counts)
+        logits = torch.split(self.matrix(normed).float(), list(self._counts), dim=1)
+        bases = torch.split(self.base.weight, list(self._counts))
         return [each * scale + base for each, base, scale in zip(logits, bases, self.scale.weight, strict=True)]
 
     def _summed(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Returns the sum of streams `[N, hidden]` by weights of the first kind."""
         weights = sigmoid(logits) + self._streams.eps
-        streams = x.unflatten(1, (self._streams.count, self._hidden))
+        streams = x.view(len(x), self._streams.count, self._hidden)
         parts = [weights[:, one, None] * streams[:, one] for one in range(self._streams.count)]
         return _sum(parts).to(x.dtype)
 
