@@ -1,5 +1,5 @@
-"""A model that attends to entries of several tokens: its answers are the same whatever steps made these, and whoever had
-the pages before."""
+"""A model that attends to entries of several tokens answers the same whatever steps made these, and whoever had pages
+before."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def randomized(model: Any) -> Any:
         if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, 0, 0.2)
         elif name.endswith("tid2eid"):
-            buffer.copy_(torch.rand(len(buffer), 6).argsort(1)[:, : buffer.shape[1]])  # of six experts
+            experts = model.config.n_routed_experts
+            buffer.copy_(torch.rand(len(buffer), experts).argsort(1)[:, : buffer.shape[1]])
         elif name.endswith("act_fn.beta"):
             torch.nn.init.uniform_(buffer, 0.3, 0.7)
         elif name.endswith("layer_scalar"):
