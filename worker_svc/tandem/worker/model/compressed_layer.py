@@ -103,7 +103,7 @@ class CompressedLayer(Layer):
         assert isinstance(normed, torch.Tensor)
         plan, rotation, cache = step.plans[self._attention], step.rotations[self._rope], step.cache
         latents = self.query_norm(self.query_latent(normed))
-        queries = self.query(latents).view(-1, self._head_dim)
+        queries = self.query(latents).reshape(-1, self._head_dim)
         queries = self._operations.add_norm(queries, None, self._ones, self._config.norm_eps)
         queries = turned(queries.view(len(normed), -1, self._head_dim), rotation)
         vectors = [turned(self.key_norm(self.key(normed)).unsqueeze(1), rotation)]
