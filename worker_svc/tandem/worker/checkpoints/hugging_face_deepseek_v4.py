@@ -82,12 +82,18 @@ def with_one_rope(config: Fields) -> Fields:
         theta = ways[0].number("rope_theta")
         parameters = {key: value for key, value in ways[1].values.items() if key != "partial_rotary_factor"}
         parameters["rope_theta"] = ways[1].number("rope_theta")
+    parameters.pop("truncate", None)  # transformers looks for it beside both ways, where it may not be, and finds none
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "yarn"):
         raise said.error("rope_type", f"{str(kind)[:60]!r} is not served; served are default, yarn")
     stated = config.integer("qk_rope_head_dim", rotated)
+    if rotated < 2 or rotated % 2:
+        key = "qk_rope_head_dim" if config.has("qk_rope_head_dim") else "partial_rotary_factor"
+        raise config.error(key, f"must make an even number of a head's rotate, but makes {rotated}")
     if stated != rotated:
-        raise config.error("qk_rope_head_dim", f"is {stated}, but {rotated} numbers of a head rotate")
+        raise config.error(
+            "qk_rope_head_dim", f"is {stated}, but partial_rotary_factor makes {rotated} of a head rotate"
+        )
     values = {"num_key_value_heads": 1, "intermediate_size": config.integer("moe_intermediate_size")} | config.values
     values |= {"rope_parameters": parameters, "rope_scaling": None, "rope_theta": None, "partial_rotary_factor": None}
     return config.with_values(values | {"qk_rope_head_dim": rotated, "window_rope_theta": theta})
