@@ -53,35 +53,8 @@ def with_one_rope(config: Fields) -> Fields:
     if new.values and old.values and new.values != old.values:
         raise config.error("rope_parameters", "and rope_scaling contradict each other; one of them is expected")
     said = new if new.values else old
-    old_size = config.integer("qk_rope_head_dim", _ROTATED if head == _HEAD else None)
-    share = config.number("partial_rotary_factor", _ROTATED / _HEAD if old_size is None else old_size / head)
-    rotated = int(head * share)
-    if not set(_WAYS) & said.values.keys():
-        theta = config.number("rope_theta", 10000.0)
-        among = said.number("rope_theta", theta)
-        if among != theta:
-            raise said.error("rope_theta", f"is {among:g}, but rope_theta beside it is {theta:g}")
-        parameters = said.values | {"rope_theta": config.number("compress_rope_theta", 160000.0)}
-        if parameters.get("rope_type", parameters.get("type")) == "yarn":
-            parameters.setdefault("attention_factor", 1.0)
-        parameters.pop("partial_rotary_factor", None)
-    else:
-        for key in said.values.keys() - set(_WAYS):
-            raise said.error(key, "is beside parameters that differ by layer, which is not served")
-        ways = [said.object(way) for way in _WAYS]
-        check_fields(ways[0], ROPE["default"] | {"partial_rotary_factor": USED})
-        shares = {int(head * each.number("partial_rotary_factor", 1.0)) for each in ways}
-        if len(shares) > 1:
-            raise said.error("main", "rotates another part of heads than compress, which is not served")
-        if config.has("partial_rotary_factor") and shares != {rotated}:
-            raise config.error("partial_rotary_factor", f"is {share:g}, but rope_parameters say another part of heads")
-        rotated = shares.pop()
-        kind = ways[0].text("rope_type", ways[0].text("type", "default"))
-        if kind != "default":
-            raise ways[0].error("rope_type", f"{kind!r} is not served; served is default")
-        theta = ways[0].number("rope_theta")
-        parameters = {key: value for key, value in ways[1].values.items() if key != "partial_rotary_factor"}
-        parameters["rope_theta"] = ways[1].number("rope_theta")
+    by_way = set(_WAYS) & said.values.keys()
+    rotated, theta, parameters = (_said_by_way if by_way else _said_once)(config, said, head)
     parameters.pop("truncate", None)  # transformers looks for it beside both ways, where it may not be, and finds none
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "yarn"):
@@ -97,6 +70,43 @@ def with_one_rope(config: Fields) -> Fields:
     values = {"num_key_value_heads": 1, "intermediate_size": config.integer("moe_intermediate_size")} | config.values
     values |= {"rope_parameters": parameters, "rope_scaling": None, "rope_theta": None, "partial_rotary_factor": None}
     return config.with_values(values | {"qk_rope_head_dim": rotated, "window_rope_theta": theta})
+
+
+def _said_once(config: Fields, said: Fields, head: int) -> tuple[int, float, dict[str, Any]]:
+    """Returns how many of a head's numbers rotate, theta of layers without entries, and the others' parameters, where
+    parameters are those of both but for theta."""
+    theta = config.number("rope_theta", 10000.0)
+    among = said.number("rope_theta", theta)
+    if among != theta:
+        raise said.error("rope_theta", f"is {among:g}, but rope_theta beside it is {theta:g}")
+    parameters = said.values | {"rope_theta": config.number("compress_rope_theta", 160000.0)}
+    if parameters.get("rope_type", parameters.get("type")) == "yarn":
+        parameters.setdefault("attention_factor", 1.0)
+    parameters.pop("partial_rotary_factor", None)
+    return int(head * _share(config, head)), theta, parameters
+
+
+def _said_by_way(config: Fields, said: Fields, head: int) -> tuple[int, float, dict[str, Any]]:
+    """Returns the same where parameters are said for each way."""
+    for key in said.values.keys() - set(_WAYS):
+        raise said.error(key, "is beside parameters that differ by layer, which is not served")
+    main, compress = (said.object(way) for way in _WAYS)
+    check_fields(main, ROPE["default"] | {"partial_rotary_factor": USED})
+    kind = main.text("rope_type", main.text("type", "default"))
+    if kind != "default":
+        raise main.error("rope_type", f"{kind!r} is not served; served is default")
+    rotated, other = (int(head * each.number("partial_rotary_factor", 1.0)) for each in (main, compress))
+    if rotated != other:
+        raise said.error("main", "rotates another part of heads than compress, which is not served")
+    if config.has("partial_rotary_factor") and int(head * _share(config, head)) != rotated:
+        raise config.error("partial_rotary_factor", "is another than that of rope_parameters")
+    parameters = {key: value for key, value in compress.values.items() if key != "partial_rotary_factor"}
+    return rotated, main.number("rope_theta"), parameters | {"rope_theta": compress.number("rope_theta")}
+
+
+def _share(config: Fields, head: int) -> float:
+    size = config.integer("qk_rope_head_dim", None)
+    return config.number("partial_rotary_factor", _ROTATED / _HEAD if size is None else size / head)
 
 
 def deepseek_v4(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
