@@ -9,9 +9,9 @@ from typing import Any
 from tandem.worker.checkpoints.compression import Compression, LayerKind
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_fields import ROPE
+from tandem.worker.checkpoints.hyper_connections import HyperConnections
 from tandem.worker.checkpoints.known_fields import USED, check_fields
 from tandem.worker.checkpoints.layer_parts import LIMITS
-from tandem.worker.checkpoints.streams import Streams
 
 KEYS = {
     "compression.kinds": "layer_types",
@@ -25,9 +25,9 @@ KEYS = {
     "compression.index_heads": "index_n_heads",
     "compression.index_size": "index_head_dim",
     "compression.most": "index_topk",
-    "streams.count": "hc_mult",
-    "streams.rounds": "hc_sinkhorn_iters",
-    "streams.eps": "hc_eps",
+    "hyper.count": "hc_mult",
+    "hyper.rounds": "hc_sinkhorn_iters",
+    "hyper.eps": "hc_eps",
 }
 LAYER_TYPES: Mapping[LayerKind, str] = {
     "window": "sliding_attention",
@@ -129,8 +129,8 @@ def deepseek_v4(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dic
         index_size=config.integer("index_head_dim", 128),
         most=config.integer("index_topk", 512),
     )
-    streams = build(
-        Streams,
+    hyper = build(
+        HyperConnections,
         config,
         KEYS,
         count=config.integer("hc_mult", 4),
@@ -138,7 +138,7 @@ def deepseek_v4(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dic
         eps=config.number("hc_eps", 1e-6),
     )
     theta = config.number("window_rope_theta")
-    return {"compression": compression, "streams": streams, "rotary_dim": rotated, "window_rope_theta": theta}
+    return {"compression": compression, "hyper": hyper, "rotary_dim": rotated, "window_rope_theta": theta}
 
 
 def listed_layers(config: Fields, layers: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from tandem.worker.checkpoints.compression import Compression
+from tandem.worker.checkpoints.hyper_connections import HyperConnections
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import (
@@ -24,7 +25,6 @@ from tandem.worker.checkpoints.layer_parts import (
     require_size,
 )
 from tandem.worker.checkpoints.recurrences import Mamba, Recurrence
-from tandem.worker.checkpoints.streams import Streams
 
 Table: TypeAlias = Literal["embedding", "output"]
 Rope: TypeAlias = Literal["model", "window", "none"]  # how a layer rotates; none: not at all
@@ -105,7 +105,7 @@ class ModelConfig:
     latents: Latents | None = None  # what is stored of a token instead of each head's key and value, in all layers
     indexer: Indexer | None = None  # what chooses the tokens that are looked at; None: all are
     compression: Compression | None = None  # of what layers attend to beside a window
-    streams: Streams | None = None  # that layers add to; None: one
+    hyper: HyperConnections | None = None  # that layers add to; None: one
     recurrence: Recurrence | None = None  # of layers that have states instead of attention
     experts: Experts | None = None
     # Layers that are a feed-forward part and nothing else; those beside them have none. None: every layer has both.
@@ -202,8 +202,8 @@ class ModelConfig:
             self._check_indexer(self.indexer)
         if self.compression is not None:
             self._check_compression(self.compression)
-        if self.streams is not None and (self.compression is None or self.residual_multiplier != 1):
-            raise ConfigError("streams", "are served of layers whose attention is compressed")
+        if self.hyper is not None and (self.compression is None or self.residual_multiplier != 1):
+            raise ConfigError("hyper", "are served of layers whose attention is compressed")
         if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
             raise ConfigError("feed_forward_alone", "is served with norms before a layer's parts alone")
         if self.learned_positions:
@@ -242,7 +242,7 @@ class ModelConfig:
         if self.num_heads % compression.groups:
             problem = f"{compression.groups} do not share the {self.num_heads} heads"
             raise ConfigError("compression.groups", problem)
-        if self.streams is None or self.norm != "rms" or self.norm_placement != "before":
+        if self.hyper is None or self.norm != "rms" or self.norm_placement != "before":
             raise ConfigError("compression", "is served of several streams, with RMS norms before a layer's parts")
 
     def _check_positions(self) -> None:
@@ -458,7 +458,7 @@ class ModelConfig:
             return replace(self, head_dim=self.latents.rotated, rotary_dim=None, latents=None, indexer=None)
         if self.compression is not None:
             rotated = self.compression.rotated
-            return replace(self, head_dim=rotated, rotary_dim=None, compression=None, streams=None)
+            return replace(self, head_dim=rotated, rotary_dim=None, compression=None, hyper=None)
         heads = self._full_heads
         return replace(self, num_kv_heads=heads.number, head_dim=heads.size, full_heads=None)
 
@@ -492,8 +492,8 @@ class ModelConfig:
             shapes["per_layer.embedding"] = (self.per_layer_inputs.vocab_size, every)
             shapes["per_layer.projection"] = (every, self.hidden_size)
             shapes["per_layer.norm"] = (self.per_layer_inputs.size,)
-        if self.streams is not None:
-            shapes |= self.streams.end_shapes(self.hidden_size)
+        if self.hyper is not None:
+            shapes |= self.hyper.end_shapes(self.hidden_size)
         for layer in range(self.num_layers):
             feed_forward = self._feed_forward_shapes(layer) if self.feeds(layer) else {}
             for name, shape in (self._mixing_shapes(layer) | feed_forward).items():
@@ -531,8 +531,8 @@ class ModelConfig:
         shapes, recurrence = self._norm_shapes("attention.norm"), self.recurrence  # a layer's first norm
         if self.norm_placement == "both":
             shapes |= self._norm_shapes("attention.post_norm")
-        if self.streams is not None:
-            shapes |= self.streams.part_shapes("attention.streams", self.hidden_size)
+        if self.hyper is not None:
+            shapes |= self.hyper.part_shapes("attention.hyper", self.hidden_size)
         if layer in self.attention_layers:
             shapes |= self._attention_shapes(layer)
         if recurrence is not None and layer in recurrence.layers:
@@ -570,8 +570,8 @@ class ModelConfig:
         shapes = self._norm_shapes("mlp.norm") if own_norm else {}
         if self.norm_placement == "both":
             shapes |= self._norm_shapes("mlp.post_norm")
-        if self.streams is not None:
-            shapes |= self.streams.part_shapes("mlp.streams", self.hidden_size)
+        if self.hyper is not None:
+            shapes |= self.hyper.part_shapes("mlp.hyper", self.hidden_size)
         if self.layer_scale:
             shapes["scale"] = (1,)
         if self.per_layer_inputs is not None:

@@ -265,7 +265,7 @@ def _indexer(config: ModelConfig) -> dict[str, Any]:
 
 
 def _compression(config: ModelConfig) -> dict[str, Any]:
-    sizes, streams, experts = config.compression, config.streams, config.experts
+    sizes, streams, experts = config.compression, config.hyper, config.experts
     if sizes is None or streams is None:
         return {}
     listed = () if experts is None else experts.listed_layers

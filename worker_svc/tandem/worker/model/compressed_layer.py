@@ -1,5 +1,5 @@
 """A layer of several streams whose attention is to a window and to entries before it (`checkpoints/compression.py`,
-`checkpoints/streams.py`)."""
+`checkpoints/hyper_connections.py`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.compressor import Compressor, Ended, turned
 from tandem.worker.model.cpu.layer_parts import Attending, AttendingLatents, Carried
 from tandem.worker.model.destinations import Destination, of_norm
+from tandem.worker.model.hyper_connections import HyperPart
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.layer import Layer, Step, added
 from tandem.worker.model.linear import Bias, HeadLinear, Linear, Router, Rows
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.norms import RMSNorm
 from tandem.worker.model.rope import Rotation
-from tandem.worker.model.streams import StreamsPart
 
 
 class _EntryIndexer(torch.nn.Module):
@@ -55,13 +55,13 @@ class CompressedLayer(Layer):
     _goes_on = False
 
     def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
-        sizes, streams, operations = config.compression, config.streams, self._operations
+        sizes, streams, operations = config.compression, config.hyper, self._operations
         assert sizes is not None and streams is not None
         self._index = config.cache_places[index]
         hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
         self._sizes, self._head_dim = sizes, head_dim
-        self.attention_streams = StreamsPart(config, streams, dtype, operations, self._device)
-        self.mlp_streams = StreamsPart(config, streams, dtype, operations, self._device)
+        self.attention_hyper = HyperPart(config, streams, dtype, operations, self._device)
+        self.mlp_hyper = HyperPart(config, streams, dtype, operations, self._device)
         self.query_latent = Linear(hidden, sizes.query_rank, dtype)
         self.query_norm = RMSNorm(sizes.query_rank, config.norm_eps, operations)
         self.query = Linear(sizes.query_rank, heads * head_dim, dtype)
@@ -86,13 +86,13 @@ class CompressedLayer(Layer):
         """See `Layer.forward`; streams lie beside each other, `[N, count * hidden]`."""
         assert isinstance(self.feed_forward, MixtureOfExperts) and self.mlp_norm is not None
         x, ids = added(x, delta), step.ids
-        mixed = self.attention_streams(x)
+        mixed = self.attention_hyper(x)
         attended = self._attend(self.attention_norm(mixed.given), step)
         if wanted is not None:
             x, attended, ids = (each.index_select(0, wanted) for each in (x, attended, ids))
             mixed = mixed.of(wanted)
         x = added(*mixed.added(x, self.attention_output(attended)))
-        mixed = self.mlp_streams(x)
+        mixed = self.mlp_hyper(x)
         return mixed.added(x, self.feed_forward(self.mlp_norm(mixed.given), ids=ids))
 
     @property
@@ -146,8 +146,8 @@ class CompressedLayer(Layer):
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         assert self.sinks is not None
-        places = self.attention_streams.destinations("attention.streams")
-        places |= self.mlp_streams.destinations("mlp.streams")
+        places = self.attention_hyper.destinations("attention.hyper")
+        places |= self.mlp_hyper.destinations("mlp.hyper")
         places |= {
             "attention.query_latent": Destination(self.query_latent, 0),
             "attention.query_up": Destination(self.query, 0),

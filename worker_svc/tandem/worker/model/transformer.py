@@ -19,6 +19,7 @@ from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cpu.stack import CompiledStack
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.hyper_connections import HyperEnd
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.layer import Layer, Step, added
 from tandem.worker.model.layers import layer_class
@@ -29,7 +30,6 @@ from tandem.worker.model.operations import Operations, Products, StateMoves
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotations
-from tandem.worker.model.streams import StreamsEnd
 from tandem.worker.model.weights import Embedding
 
 
@@ -74,8 +74,8 @@ class Transformer(torch.nn.Module):
                 self.positions = Embedding(config.learned_positions, config.hidden_size, dtype, tied=False)
             given = config.per_layer_inputs
             self.given = LayerInputs(config, given, dtype, operations) if given is not None else None
-            streams = config.streams
-            self.joins = None if streams is None else StreamsEnd(config, streams, dtype, operations, device)
+            streams = config.hyper
+            self.joins = None if streams is None else HyperEnd(config, streams, dtype, operations, device)
             self.norm = stream_norm(config, operations, device)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
@@ -172,8 +172,8 @@ class Transformer(torch.nn.Module):
         x = self.embedding(ids)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
-        if self.config.streams is not None:
-            x = x.repeat(1, self.config.streams.count)
+        if self.config.hyper is not None:
+            x = x.repeat(1, self.config.hyper.count)
         if self.positions is None:
             return x
         # What is tried at start may go beyond a short context; what is asked never does.
@@ -203,7 +203,7 @@ class Transformer(torch.nn.Module):
     def _stack(self) -> CompiledStack:
         """Returns the layers that are compiled, and what follows them, once the weights are there."""
         config, ending = self.config, None
-        if self._ends_in_the_call and self.ranks.size == 1 and config.streams is None:
+        if self._ends_in_the_call and self.ranks.size == 1 and config.hyper is None:
             centred = config.norm == "layer"
             ending = CompiledEnding.of(self.norm.vectors, self.output, config.stream_eps, centred=centred)
         return CompiledStack([self._layer(index).placed for index in range(len(self.layers))], ending)
@@ -245,7 +245,7 @@ class Transformer(torch.nn.Module):
             places["per_layer.projection"] = Destination(self.given.projection, 0)
             places |= of_norm("per_layer.norm", self.given.norm)
         if self.joins is not None:
-            places |= self.joins.destinations("streams")
+            places |= self.joins.destinations("hyper")
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             for name, place in layer.destinations(self.config).items():

@@ -37,9 +37,9 @@ EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.
 NORM_BIAS, OUTPUT_BIAS = "model.norm.bias", "lm_head.bias"
 
 _TOP_NAMES = {
-    "streams": "model.hc_head.hc_fn",
-    "streams_base": "model.hc_head.hc_base",
-    "streams_scale": "model.hc_head.hc_scale",
+    "hyper": "model.hc_head.hc_fn",
+    "hyper_base": "model.hc_head.hc_base",
+    "hyper_scale": "model.hc_head.hc_scale",
     "embedding": EMBEDDING,
     "output": OUTPUT,
     "output_bias": OUTPUT_BIAS,

@@ -68,7 +68,7 @@ _COMPRESSED_NAMES = {
     "attention.index_weights": "attn.indexer.weights_proj.weight",
     "mlp.norm": "ffn_norm.weight",
     **{
-        f"{ours}.streams{end}": f"hc_{theirs}{end or '_fn'}"
+        f"{ours}.hyper{end}": f"hc_{theirs}{end or '_fn'}"
         for ours, theirs in (("attention", "attn"), ("mlp", "ffn"))
         for end in ("", "_base", "_scale")
     },

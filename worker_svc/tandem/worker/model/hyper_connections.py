@@ -1,5 +1,5 @@
-"""Several streams that layers add to in the place of one (`checkpoints/streams.py`): what a part is given of them, and
-how what comes out of it is added. Streams lie beside each other, `[N, count * hidden]`.
+"""Several streams that layers add to in the place of one (`checkpoints/hyper_connections.py`): what a part is given of
+them, and how what comes out of it is added. Streams lie beside each other, `[N, count * hidden]`.
 
 Sums over the streams are written out, so that their bits do not depend on the number of rows.
 """
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.worker.checkpoints.hyper_connections import HyperConnections
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.streams import Streams
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.destinations import Destination
 from tandem.worker.model.linear import Router
@@ -48,7 +48,7 @@ class _Weights(torch.nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        streams: Streams,
+        streams: HyperConnections,
         counts: tuple[int, ...],
         dtype: torch.dtype,
         operations: Operations,
@@ -87,7 +87,7 @@ class _Weights(torch.nn.Module):
         }
 
 
-class StreamsPart(_Weights):
+class HyperPart(_Weights):
     """Stands around a part of a layer."""
 
     __call__: Callable[..., Mixed]
@@ -95,7 +95,7 @@ class StreamsPart(_Weights):
     def __init__(
         self,
         config: ModelConfig,
-        streams: Streams,
+        streams: HyperConnections,
         dtype: torch.dtype,
         operations: Operations,
         device: torch.device | str,
@@ -121,7 +121,7 @@ class StreamsPart(_Weights):
         return mix
 
 
-class StreamsEnd(_Weights):
+class HyperEnd(_Weights):
     """Makes one stream of all behind the last layer."""
 
     __call__: Callable[..., torch.Tensor]
@@ -129,7 +129,7 @@ class StreamsEnd(_Weights):
     def __init__(
         self,
         config: ModelConfig,
-        streams: Streams,
+        streams: HyperConnections,
         dtype: torch.dtype,
         operations: Operations,
         device: torch.device | str,

@@ -20,7 +20,7 @@ from tandem.worker.checkpoints.layer_parts import require_finite, require_size
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
+class HyperConnections:
     """How many there are, and how their weights are made."""
 
     count: int
@@ -28,9 +28,9 @@ class Streams:
     eps: float
 
     def __post_init__(self) -> None:
-        require_size("streams.count", self.count, 1 << 5)
-        require_size("streams.rounds", self.rounds, 1 << 10)
-        require_finite("streams.eps", self.eps, at_least=0.0)
+        require_size("hyper.count", self.count, 1 << 5)
+        require_size("hyper.rounds", self.rounds, 1 << 10)
+        require_finite("hyper.eps", self.eps, at_least=0.0)
 
     @property
     def weights(self) -> int:
@@ -43,7 +43,7 @@ class Streams:
 
     def end_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Returns those of what makes the last sum's weights."""
-        return _shapes("streams", self.count, self.count * hidden, 1)
+        return _shapes("hyper", self.count, self.count * hidden, 1)
 
 
 def _shapes(name: str, weights: int, columns: int, scales: int) -> dict[str, tuple[int, ...]]:
