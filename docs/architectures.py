@@ -96,6 +96,8 @@ def called(config: ModelConfig) -> str:
 
 def kernels(config: ModelConfig) -> str:
     """What a GPU has kernels for in the place of, or beside, those of a dense Llama."""
+    if config.compression is not None:
+        return "not served there"
     parts = {
         "attention": config.latents is None,
         "latents": config.latents is not None,

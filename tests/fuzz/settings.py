@@ -351,6 +351,14 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
     "Glm4MoeLite": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "Youtu": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "DeepseekV32": {"mlp_bias": one_of(False)},  # which transformers does not look at
+    "DeepseekV4": {
+        **dict.fromkeys(("attention_bias", "mlp_bias"), one_of(False)),
+        **{"norm_topk_prob": one_of(True), "n_shared_experts": one_of(1)},
+        "layer_types": listed("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"),
+        "mlp_layer_types": listed("hash_moe", "moe"),
+        **{"hc_eps": EPSILON, "swiglu_limit": one_of(0.3, 1.0, 10.0)},
+        **dict.fromkeys(("rope_theta", "compress_rope_theta"), one_of(50.0, 100.0, 10000.0)),
+    },
     "GlmMoeDsa": {
         "mlp_bias": one_of(False),
         "indexer_types": _indexer_types,
@@ -525,7 +533,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
 
 def _groups(changes: Drawn, random: Random) -> None:
     """Experts in groups, where they are."""
-    if "n_routed_experts" not in changes:
+    if "n_routed_experts" not in changes or "compress_rates" in changes:
         return
     groups, each = random.choice((1, 2, 3, 4)), random.choice((2, 3, 4))
     chosen = random.randint(1, groups)
@@ -564,6 +572,10 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     if kind in BY_LAYER:
         full = _scaling(random, "default", "linear", "llama3", "yarn")
         return {"sliding_attention": _scaling(random, "default"), "full_attention": full}
+    if kind == "DeepseekV4":
+        parameters = _scaling(random, "default", "yarn")
+        del parameters["rope_theta"]  # which is said beside them
+        return parameters
     if kind == "MiMoV2Flash":
         shares = [n / head_dim for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n]
         share = {"partial_rotary_factor": random.choice(shares)}
@@ -606,7 +618,7 @@ def _respelled(model: Model, folder: Path) -> None:
     config: Drawn = json.loads(file.read_text())
     rope = config.get("rope_parameters")
     # In Cohere 2 with experts, scaling is said in the newer way alone.
-    newer_alone = rope is None or "full_attention" in rope or model.kind == "Cohere2Moe"
+    newer_alone = rope is None or "full_attention" in rope or "main" in rope or model.kind == "Cohere2Moe"
     if model.spelling == "older" and not newer_alone:
         del config["rope_parameters"]
         config["rope_theta"] = rope.pop("rope_theta")

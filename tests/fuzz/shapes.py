@@ -89,6 +89,8 @@ def sized(kind: str, changes: dict[str, Any], random: Random) -> dict[str, Any]:
         sizes["hidden_size"] = heads * random.choice((3, 4, 8, 10, 16))
     else:
         sizes |= _widths(given, kind, heads, random)
+    if kind == "DeepseekV4":
+        sizes |= _compressed(heads, random)
     if "vocab_size_per_layer_input" in given:
         sizes["vocab_size_per_layer_input"] = sizes["vocab_size"]
     experts = next((field for field in EXPERTS if given.get(field)), None)
@@ -100,6 +102,20 @@ def sized(kind: str, changes: dict[str, Any], random: Random) -> dict[str, Any]:
         sizes["linear_num_key_heads"] = random.choice((1, 2, 3))
         sizes["linear_num_value_heads"] = sizes["linear_num_key_heads"] * random.choice((1, 2, 3))
     return _in_own_names(kind, changes | sizes)
+
+
+def _compressed(heads: int, random: Random) -> dict[str, Any]:
+    """The sizes of keys that are compressed, and of streams."""
+    head_dim, index = random.choice(HEADS), random.choice(FIELDS["index_head_dim"])
+    rotated = 2 * random.randint(1, min(head_dim, index) // 2)
+    sparse, heavy = random.choice((1, 2, 4, 5, 16)), random.choice((1, 3, 8, 16, 20, 64))
+    return {
+        **{"num_key_value_heads": 1, "head_dim": head_dim, "index_head_dim": index},
+        "partial_rotary_factor": rotated / head_dim if int(rotated / head_dim * head_dim) == rotated else 1.0,
+        **{"o_groups": random.choice([n for n in (1, 2, 3, 4) if heads % n == 0]), "o_lora_rank": random.choice(INNER)},
+        **{"hc_mult": random.choice((1, 2, 3, 4)), "hc_sinkhorn_iters": random.choice((1, 2, 20))},
+        "compress_rates": {"compressed_sparse_attention": sparse, "heavily_compressed_attention": heavy},
+    }
 
 
 def _in_own_names(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -256,6 +272,8 @@ def _alone(model: Transformer, ids: list[int], how: str) -> tuple[torch.Tensor, 
 def _cached(model: Transformer, ids: list[int], how: str) -> list[str]:
     """Which forms of keys and values depend on chunks."""
     problems = []
+    if model.config.compression is not None:  # which is refused
+        return problems
     sizes = [heads.size for heads in model.config.cache_heads]
     for form in FEW_BITS:
         if any(size % form.multiple for size in sizes):

@@ -136,7 +136,7 @@ PUT_TOGETHER = [
 PUT_TOGETHER += ["deepseek v3", "minicpm3"]
 PUT_TOGETHER += ["phi3, rotated in part, longrope", "cohere2", "nemotron h", "nemotron 3, latents, groups", "falcon h1"]
 PUT_TOGETHER += ["gemma3 without windows", "glm4 moe, rotated whole", "glm4 moe, 30 of 44 rotated"]
-PUT_TOGETHER += ["qwen3.5 moe without states", "gpt2", "gpt bigcode, many heads"]
+PUT_TOGETHER += ["qwen3.5 moe without states", "gpt2", "gpt bigcode, many heads", "deepseek v4"]
 
 
 @pytest.mark.parametrize("name", some([*MODELS, *SCALINGS], *OLDER, *SCALINGS, *PUT_TOGETHER))

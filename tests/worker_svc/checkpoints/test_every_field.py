@@ -161,6 +161,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": MODELS["deepseek v2, groups, no latent of queries"],
     "deepseek_v3": MODELS["deepseek v3"],
     "deepseek_v32": MODELS["deepseek v3.2"],
+    "deepseek_v4": MODELS["deepseek v4"],
     "glm_moe_dsa": (
         "GlmMoeDsa",
         MODELS["glm moe dsa"][1] | {"num_hidden_layers": 4, "index_topk_freq": 2, "index_skip_topk_offset": 1},
@@ -294,6 +295,11 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     if name == "smollm3":
         config.pop("no_rope_layers")  # or else no_rope_layer_interval would not be looked at
         config.pop("layer_types")
+        write(file, config)
+    if name == "deepseek_v4":  # as published files have it
+        config = {key: value for key, value in config.items() if key not in ("layer_types", "mlp_layer_types")}
+        config |= {"rope_parameters": changes["rope_parameters"], "compress_ratios": [0, 4, 128, 4, 128, 0]}
+        config["num_hash_layers"] = 2
         write(file, config)
     if name in (
         "deepseek_v32",

@@ -70,6 +70,64 @@ def test_layers_that_share_what_is_chosen_are_those_that_are_listed_drawn_or_com
             read_config(fields, architecture_of(fields), tied=False)
 
 
+def test_what_layers_of_deepseek_v4_attend_to_is_listed_or_counted() -> None:
+    published = PUBLISHED["DeepSeek-V4-Flash"][0]
+    kinds = ["sliding_attention"] * 2 + ["compressed_sparse_attention", "heavily_compressed_attention"] * 21
+    rope = {
+        "rope_type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "partial_rotary_factor": 0.125,
+    }
+    newer = {
+        **{"layer_types": kinds[:43], "compress_ratios": None, "rope_scaling": None, "compress_rope_theta": None},
+        **{"mlp_layer_types": ["hash_moe"] * 3 + ["moe"] * 40, "num_hash_layers": None, "partial_rotary_factor": 0.125},
+        "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.125},
+            "compress": rope | {"rope_theta": 160000, "attention_factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+        },
+    }
+
+    def read(changes: dict[str, Any]) -> Any:
+        fields = Fields(Path("config.json"), published | changes)
+        return read_config(fields, architecture_of(fields), tied=False)
+
+    assert read(newer) == read({})
+    config = read({})
+    assert config.experts.listed_layers == (0, 1, 2)
+    assert (config.rope_theta, config.window_rope_theta, config.rotated) == (160000, 10000, 64)
+    assert [config.compression.every(layer) for layer in (0, 1, 2, 3, 42)] == [0, 0, 4, 128, 4]
+    for field, value in (
+        ("compress_ratios", [0] * 42),
+        ("compress_ratios", [2] * 44),
+        ("layer_types", ["full_attention"] * 43),
+        ("mlp_layer_types", ["dense"] * 43),
+        ("num_hash_layers", -1),
+        ("compress_rates", {"compressed_sparse_attention": 0}),
+        ("compress_rates", {"sliding_attention": 4}),
+        ("sliding_window", 0),
+        ("index_head_dim", 32),
+        ("index_topk", 0),
+        ("o_groups", 7),
+        ("hc_mult", 0),
+        ("hc_eps", -1.0),
+        ("num_key_value_heads", 2),
+        ("n_shared_experts", 2),
+        ("norm_topk_prob", False),
+        ("scoring_func", "sigmoid"),
+        ("swiglu_limit", 0.0),
+        ("expert_dtype", "nf4"),
+        ("qk_rope_head_dim", 63),
+        ("partial_rotary_factor", 0.25),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_parameters", {"main": {"rope_theta": 10000.0}}),
+        ("rope_parameters", {**newer["rope_parameters"], "factor": 2.0}),
+        ("rope_parameters", {**newer["rope_parameters"], "main": {"rope_theta": 1e4, "rope_type": "linear"}}),
+    ):
+        with pytest.raises(CheckpointError, match=field):
+            read({"rope_scaling": None} | {field: value} if field == "rope_parameters" else {field: value})
+
+
 def test_layers_of_exaone4_with_windows_are_those_that_are_listed_counted_or_spelled() -> None:
     published = PUBLISHED["EXAONE-4.0-32B"][0]
     ways: tuple[dict[str, Any], ...] = ({}, {"sliding_window_pattern": 4}, {"sliding_window_pattern": None})

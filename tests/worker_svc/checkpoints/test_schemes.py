@@ -331,6 +331,73 @@ def test_an_indexer_is_read_in_fp8_and_its_weights_of_heads_stay_plain(
     torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
 
 
+# What DeepSeek stores in squares, but for its experts.
+_IN_SQUARES = (
+    "wq_a",
+    "wq_b",
+    "attn.wkv",
+    "wo_a",
+    "wo_b",
+    "shared_experts.w1",
+    "shared_experts.w2",
+    "shared_experts.w3",
+)
+
+
+def save_deepseek_v4(folder: Path, **changes: Any) -> Any:
+    """A model as DeepSeek names and stores it, and transformers' of the same numbers."""
+    sizes = {"hidden_size": 128, "q_lora_rank": 128, "head_dim": 64, "moe_intermediate_size": 64, "o_lora_rank": 64}
+    saved("DeepseekV4", folder / "plain", **MODELS["deepseek v4"][1] | sizes | changes)
+    plain = load_file(folder / "plain" / "model.safetensors")
+    stored: Parts = {"mtp.0.attn.wq_a.weight": torch.ones(2, 2)}
+    for name, weight in plain.items():
+        theirs = name.replace("model.embed_tokens", "embed").replace("model.hc_head.hc_", "hc_head_")
+        theirs = theirs.removeprefix("model.").replace(".attn.norm.", ".attn.kv_norm.")
+        if ".experts." in name:
+            parts, plain[name] = e2m1_in_powers(weight)
+            stored[theirs] = parts["weight_packed"].view(torch.int8)
+            stored[theirs.replace("weight", "scale")] = parts["weight_scale"].view(torch.float8_e8m0fnu)
+        elif name.removesuffix(".weight").endswith(_IN_SQUARES):
+            parts, _ = fp8_squares(weight)
+            scale = torch.exp2(parts["weight_scale_inv"].log2().ceil())
+            each = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(weight), : weight.shape[1]]
+            stored[theirs], plain[name] = (weight / each).to(FLOAT8), (weight / each).to(FLOAT8).float() * each
+            stored[theirs.replace("weight", "scale")] = scale.to(torch.float8_e8m0fnu)
+        else:
+            stored[theirs] = weight
+    save_file(plain, folder / "plain" / "model.safetensors", {"format": "pt"})
+    save_file(stored, folder / "model.safetensors")
+    settings = json.loads((folder / "plain" / "config.json").read_text())
+    quantization = FORMATS["fp8, squares"][1] | {"scale_fmt": "ue8m0"}
+    settings |= {"quantization_config": quantization, "expert_dtype": "fp4", "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(settings))
+    ways = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder / "plain", dtype=torch.float32, **ways)
+
+
+def test_a_deepseek_v4_is_read_as_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference, ids = save_deepseek_v4(tmp_path), some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    checkpoint = open_checkpoint(tmp_path)
+    torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
+    kept = load_transformer(checkpoint, "cpu", torch.float32)
+    assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), logits_in_chunks(kept, ids, [30]))
+    kinds = {type(each) for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)}
+    assert kinds == {QuantizedWeight, Float8Weight}
+    monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
+    torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
+
+
+def test_a_table_that_names_an_expert_who_is_not_there_is_refused(tmp_path: Path) -> None:
+    save_deepseek_v4(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["layers.1.ffn.gate.tid2eid"][3, 0] = 6
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="tid2eid has the experts 0 to 6, but there are 6"):
+        list(open_checkpoint(tmp_path).tensors())
+
+
 @pytest.mark.parametrize(
     ("name", "change", "problem"),
     [

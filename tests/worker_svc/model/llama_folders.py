@@ -49,11 +49,14 @@ def randomized(model: Any) -> Any:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         elif name.endswith(("A_log", "alpha_p", "alpha_n", "dt_bias", ".D", ".sinks")) or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 0, 0.5)
-        elif name.endswith("scale"):
+        elif name.endswith(("scale", "base")):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     for name, buffer in model.named_buffers():
         if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, 0, 0.2)
+        elif name.endswith("tid2eid"):
+            experts = model.config.n_routed_experts
+            buffer.copy_(torch.rand(len(buffer), experts).argsort(1)[:, : buffer.shape[1]])
         elif name.endswith("act_fn.beta"):
             torch.nn.init.uniform_(buffer, 0.3, 0.7)
         elif name.endswith("layer_scalar"):

@@ -67,6 +67,7 @@ COMPANY += ["olmoe, queries, keys and values that are limited", "glm4", "glm4 mo
 COMPANY += ["gemma3n", "gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["mimo v2 flash", "mistral4", "kimi linear", "deepseek v3.2", "glm moe dsa, what is chosen is shared"]
+COMPANY += ["deepseek v4", "deepseek v4, two streams, long entries, no scaling, sizes that are not compiled"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
 COMPANY += [
     "granite moe shared",
@@ -86,6 +87,7 @@ COMPANY += ["granite hybrid", "nemotron h", "falcon h1", "nemotron 3", "nemotron
 # A bias of six heads, which are no whole register, wrote beyond the room of a compiled layer.
 ORDINARY = [*FIRST.values(), "granite hybrid, dense, rotated, biases, limits", "llama, biases everywhere"]
 ORDINARY += ["nemotron 3", "nemotron 3, latents, groups"]
+ORDINARY += ["deepseek v4, two streams, long entries, no scaling, sizes that are not compiled"]
 # What a run of tests/fuzz/settings.py found.
 ORDINARY += ["llama, longrope, squares of what is above 0", "qwen3, what is above 0", "arcee, another activation"]
 ORDINARY += ["gemma3, no window in every second layer, logits capped", "gemma3 without windows", "gemma4, heads alike"]

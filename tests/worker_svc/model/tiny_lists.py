@@ -130,6 +130,7 @@ NEW = [
     "DeepseekV2",
     "DeepseekV3",
     "DeepseekV32",
+    "DeepseekV4",
     "GlmMoeDsa",
     "Glm4MoeLite",
     "Youtu",

@@ -24,6 +24,7 @@ from tests.worker_svc.model.tiny_settings import (
     BAMBA,
     COHERE2,
     COHERE2_MOE,
+    COMPRESSED,
     CWM,
     DEEPSEEK,
     DEEPSEEK_V3,
@@ -323,6 +324,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | INDEXED
         | {"kv_lora_rank": 22, "v_head_dim": 9, "index_head_dim": 10, "index_n_heads": 18, "attention_bias": True}
         | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "deepseek v4": ("DeepseekV4", COMPRESSED),
+    "deepseek v4, two streams, long entries, no scaling, sizes that are not compiled": (
+        "DeepseekV4",
+        COMPRESSED
+        | {"hc_mult": 2, "hc_sinkhorn_iters": 3, "hc_eps": 1e-3, "head_dim": 20, "partial_rotary_factor": 0.5}
+        | {"compress_rates": {"compressed_sparse_attention": 6, "heavily_compressed_attention": 20}}
+        | {"o_groups": 3, "o_lora_rank": 7, "q_lora_rank": 18, "index_head_dim": 14, "rope_parameters": None}
+        | {"sliding_window": WINDOW, "layer_types": ["compressed_sparse_attention"] * 4 + ["sliding_attention"]}
+        | {"mlp_layer_types": ["moe", "hash_moe"] * 2 + ["moe"], "index_topk": 4, "moe_intermediate_size": 26},
     ),
     "glm moe dsa": ("GlmMoeDsa", DEEPSEEK | INDEXED | {"index_topk": 16}),
     "glm moe dsa, what is chosen is shared": (

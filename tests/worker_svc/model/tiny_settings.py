@@ -67,6 +67,22 @@ DEEPSEEK = LATENTS | {
 DEEPSEEK_V3 = DEEPSEEK | {"n_group": 4, "topk_group": 2}
 # Heads enough that no token's queries are all below 0: of equal scores, transformers takes any.
 INDEXED = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 16, "pad_token_id": ABSENT}
+COMPRESSED = {
+    **{"num_hidden_layers": 5, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 20, "intermediate_size": None},
+    **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "sliding_window": 7},
+    **{"o_groups": 2, "o_lora_rank": 12, "index_topk": 3, "index_head_dim": 16, "index_n_heads": 18},
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe"],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    **{"partial_rotary_factor": 0.25, "swiglu_limit": 0.8, "rope_theta": 300.0, "compress_rope_theta": 100.0},
+    "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+}
 SIX_FACTORS = {"short_factor": [1.0, 1.1, 1.2] * 2, "long_factor": [1.0, 2.5, 4.0] * 2}
 FOUR_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.5, 4.0, 5.0]}
 YARN_OF_LATENTS = {

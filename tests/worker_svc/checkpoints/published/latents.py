@@ -1,4 +1,4 @@
-"""Models whose attention is over latents, with and without experts."""
+"""Models whose attention is over latents or compressed keys, with and without experts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tests.worker_svc.checkpoints.published.parts import (
     FP8,
     deepseek,
     deepseek_v3,
+    deepseek_v4,
     described,
     glm5,
     indexer,
@@ -60,6 +61,20 @@ LATENTS: dict[str, tuple[dict[str, Any], float]] = {
     "DeepSeek-V3.2": (
         deepseek_v3("DeepseekV32", "deepseek_v32", FP8 | {"scale_fmt": "ue8m0"}, **indexer(64)),
         671.9,
+    ),
+    "DeepSeek-V4-Flash": (
+        deepseek_v4(
+            *(0, 43, 4096, 64, (256, 2048)),
+            **{"q_lora_rank": 1024, "o_groups": 8, "index_topk": 512, "routed_scaling_factor": 1.5},
+        ),
+        284.0,
+    ),
+    "DeepSeek-V4-Pro": (
+        deepseek_v4(
+            *(128, 61, 7168, 128, (384, 3072)),
+            **{"q_lora_rank": 1536, "o_groups": 16, "index_topk": 1024, "routed_scaling_factor": 2.5},
+        ),
+        1600.0,
     ),
     "GLM-5": (glm5(1000000, 202752), 743.9),
     "GLM-5.2": (

@@ -161,6 +161,51 @@ def deepseek_v3(name: str, model_type: str, quantization: dict[str, Any], **fiel
     )
 
 
+def deepseek_v4(
+    first: int, layers: int, hidden: int, heads: int, experts: tuple[int, int], **fields: Any
+) -> dict[str, Any]:
+    """`first`: what the first two layers compress."""
+    ratios = [first, first, *(4 if layer % 2 == 0 else 128 for layer in range(layers - 2)), 0]
+    shape = without(("intermediate_size",), sizes(129280, hidden, 0, layers, heads, 1, 1048576))
+    return described(
+        "DeepseekV4",
+        "deepseek_v4",
+        **shape | {"bos_token_id": 0, "eos_token_id": 1},
+        attention_bias=False,
+        compress_ratios=ratios,
+        compress_rope_theta=160000,
+        expert_dtype="fp4",
+        hc_eps=1e-6,
+        hc_mult=4,
+        hc_sinkhorn_iters=20,
+        head_dim=512,
+        index_head_dim=128,
+        index_n_heads=64,
+        moe_intermediate_size=experts[1],
+        n_routed_experts=experts[0],
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        num_experts_per_tok=6,
+        num_hash_layers=3,
+        num_nextn_predict_layers=1,
+        o_lora_rank=1024,
+        qk_rope_head_dim=64,
+        quantization_config=FP8 | {"scale_fmt": "ue8m0"},
+        rms_norm_eps=1e-6,
+        rope_scaling={
+            **{"beta_fast": 32, "beta_slow": 1, "factor": 16, "original_max_position_embeddings": 65536},
+            "type": "yarn",
+        },
+        rope_theta=10000,
+        scoring_func="sqrtsoftplus",
+        sliding_window=128,
+        swiglu_limit=10.0,
+        tie_word_embeddings=False,
+        topk_method="noaux_tc",
+        **fields,
+    )
+
+
 def glm5(theta: int, context: int, **more: Any) -> dict[str, Any]:
     return described(
         "GlmMoeDsa",

@@ -146,6 +146,9 @@ class HuggingFaceCheckpoint:
         self._drop_shared(stored)
         for name in [name for name in stored if name.startswith(self._architecture.unread)]:
             del stored[name]
+        for name in [name for name in stored if name.endswith(self._architecture.whole_numbers)]:
+            if stored[name].dtype in (torch.int64, torch.int32):  # they become floats, of which all are whole
+                stored[name] = StoredTensor(stored[name].shape, torch.float32)
         self._quantized: dict[str, _Quantized] = {}
         self._quantized_bytes = 0
         self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
@@ -190,6 +193,8 @@ class HuggingFaceCheckpoint:
                 source = self._copy = self._transposed(place)
             else:
                 source = self._read(place)
+            if name.endswith("router_table"):
+                source = self._copy = self._checked_table(place, source)
             if name.endswith("key_up"):
                 plain = source if isinstance(source, torch.Tensor) else source.dequantize()
                 source = self._copy = transposed_by_head(plain, self.config.num_heads)
@@ -222,6 +227,15 @@ class HuggingFaceCheckpoint:
             return quantized.scheme.matrix(quantized.shape, parts)
         except ValueError as error:
             raise CheckpointError(f"{self.path}: {place.stored} {error}") from error
+
+    def _checked_table(self, place: Place, table: torch.Tensor | StoredMatrix) -> torch.Tensor:
+        """Returns a table of the experts of each token, which must be there. Raises CheckpointError."""
+        assert isinstance(table, torch.Tensor) and self.config.experts is not None
+        count, least, most = self.config.experts.count, int(table.min()), int(table.max())
+        if least < 0 or most >= count:
+            problem = f"has the experts {least} to {most}, but there are {count}"
+            raise CheckpointError(f"{self.path}: tensor {place.stored} {problem}")
+        return table.float()
 
     def _stored_name(self, name: str) -> tuple[str, int | None]:
         if self._head_layer is not None:

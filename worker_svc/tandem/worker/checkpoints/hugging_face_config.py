@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from tandem.worker.checkpoints.fields import REQUIRED, Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
+from tandem.worker.checkpoints.hugging_face_deepseek_v4 import KEYS as COMPRESSION_KEYS
+from tandem.worker.checkpoints.hugging_face_deepseek_v4 import listed_layers
 from tandem.worker.checkpoints.hugging_face_fields import ACTIVATIONS, CONFIG, ROPE, ROPE_OF
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS
@@ -141,7 +143,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         qk_norm = "head" if config.boolean("use_qk_norm", qk_norm is not None) else None
     everywhere = architecture.use_bias is not None and config.boolean("use_bias", architecture.use_bias)
     output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
-    keys = KEYS | LATENT_KEYS | {"norm_eps": architecture.norm_eps}
+    keys = KEYS | LATENT_KEYS | COMPRESSION_KEYS | {"norm_eps": architecture.norm_eps}
     model = build(
         ModelConfig,
         config,
@@ -497,10 +499,12 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         values["scale"] = config.number("routed_scaling_factor", known.scale)
     elif known.scaled is not None:
         values["scale"] = config.number(known.scaled, known.scale)
-    if known.clamped:
-        gate = {"alpha": config.number("swiglu_alpha", 1.702), "limit": config.number("swiglu_limit", 7.0)}
+    if (gate := known.clamped) is not None:
+        said = {"alpha": config.number("swiglu_alpha", gate.alpha), "limit": config.number("swiglu_limit", gate.limit)}
         keys = {"experts.clamped.alpha": "swiglu_alpha", "experts.clamped.limit": "swiglu_limit"}
-        values["clamped"] = build(ClampedSwiGLU, config, keys, **gate)
+        values["clamped"] = build(ClampedSwiGLU, config, keys, **said, offset=gate.offset)
+    if known.listed:
+        values["listed_layers"] = listed_layers(config, layers)
     if known.jitter:
         values["jitter"] = config.number("router_jitter_noise", known.jitter)
     normalized = known.normalized

@@ -256,6 +256,15 @@ CONFIG: Mapping[str, Table] = {
     # transformers has one dense layer first whatever this says; others are listed by mlp_layer_types
     | {"first_k_dense_replace": Only((1,))}
     | {"topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))},
+    "deepseek_v4": _CONFIG
+    | rules(USED, "q_lora_rank o_lora_rank o_groups qk_rope_head_dim partial_rotary_factor sliding_window swiglu_limit")
+    | rules(USED, "compress_rates compress_rate_csa compress_rate_hca compress_ratios compress_rope_theta")
+    | rules(USED, "hc_mult hc_sinkhorn_iters hc_eps index_n_heads index_head_dim index_topk")
+    | rules(USED, "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size routed_scaling_factor")
+    | rules(USED, "mlp_layer_types num_hash_layers")
+    | rules(NEUTRAL, "num_nextn_predict_layers")  # which are not read
+    | {"n_shared_experts": Only((1,)), "norm_topk_prob": Only((True,)), "topk_method": Only(("noaux_tc",))}
+    | {"scoring_func": Only(("sqrtsoftplus",)), "intermediate_size": Only(), "expert_dtype": Only(("fp4", "fp8"))},
     "deepseek_v32": _INDEXED | {"indexer_rope_interleave": Only((False,))},
     "glm_moe_dsa": _INDEXED
     | rules(USED, "indexer_types index_topk_pattern index_topk_freq index_skip_topk_offset")
@@ -625,7 +634,7 @@ QUANTIZATION: Mapping[str, Table] = {
     | rules(Only(("gptq",)), "format method"),
     "fp8": rules(USED, "quant_method weight_block_size")
     | rules(NEUTRAL, "activation_scheme modules_to_not_convert scale_fmt dequantize ignored_layers")
-    | {"fmt": Only(("e4m3",)), "is_checkpoint_fp8_serialized": Only((True,))},
+    | {"fmt": Only(("e4m3",)), "is_checkpoint_fp8_serialized": Only((True,)), "expert_dtype": Only(("fp4", "fp8"))},
     "fbgemm_fp8": rules(USED, "quant_method") | rules(NEUTRAL, "activation_scale_ub modules_to_not_convert"),
     "mxfp4": rules(USED, "quant_method") | rules(NEUTRAL, "modules_to_not_convert") | {"dequantize": Only((False,))},
     "compressed-tensors": rules(USED, "quant_method config_groups sparsity_config")

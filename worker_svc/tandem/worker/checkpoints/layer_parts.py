@@ -104,14 +104,16 @@ def yarn_attention_factor(factor: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiGLU:
-    """The gate of gpt-oss: `(up + 1) gate sigmoid(alpha gate)`, gate being at most `limit`, up at most in size."""
+    """The gate of gpt-oss: `(up + offset) gate sigmoid(alpha gate)`, gate being at most `limit`, up at most in size."""
 
     alpha: float
     limit: float
+    offset: float = 1.0
 
     def __post_init__(self) -> None:
         require_finite("experts.clamped.alpha", self.alpha)
         require_finite("experts.clamped.limit", self.limit, above=0.0)
+        require_finite("experts.clamped.offset", self.offset)
 
 
 LFM2_SUM_OFFSET = 1e-6  # `Experts.sum_offset` of LFM2, which no file says
@@ -126,14 +128,15 @@ class Experts:
     intermediate_size: int
     normalized: bool  # the chosen experts' weights are divided by their sum, and add up to 1
     dense_layers: tuple[int, ...] = ()  # that have one ordinary feed-forward layer
-    score: Literal["softmax", "sigmoid", "mixer"] = "softmax"  # mixer: SparseMixer, see `moe.py`
+    # mixer: SparseMixer, see `moe.py`; root_softplus: the root of log(1 + exp)
+    score: Literal["softmax", "sigmoid", "mixer", "root_softplus"] = "softmax"
     biased: bool = False  # a bias of each expert decides who is chosen, not what it weighs
     groups: int = 1  # of experts, of which a token has some: those whose best scores are the largest
     groups_per_token: int = 1
     scale: float = 1.0  # of the chosen experts' weights
     jitter: float = 0.0  # of mixer: scores that are less by more than twice this share of them do not count
     shared_size: int = 0  # intermediate size of a further expert that every token has; 0: none
-    clamped: ClampedSwiGLU | None = None  # instead of the model's activation
+    clamped: ClampedSwiGLU | None = None  # instead of the model's activation, of the shared one too
     biases: bool = False  # of the router, which are added to its logits, and of the experts' matrices
     shared_router: bool = False  # a router of its own gives the shared expert's weight, by a sigmoid
     activation: Activation = "silu"
@@ -146,6 +149,7 @@ class Experts:
     latent: int = 0  # numbers that those of which a token has some are given, and give, for the hidden size; 0: all
     shared_multiplier: float = 1.0  # of what the shared expert gives
     sum_offset: float = 0.0  # added to the sum that weights are divided by
+    listed_layers: tuple[int, ...] = ()  # in which a table says of each token of the vocabulary who is chosen
 
     def __post_init__(self) -> None:
         require_size("experts.count", self.count, 1 << 10)

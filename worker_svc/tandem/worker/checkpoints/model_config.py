@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from tandem.worker.checkpoints.compression import Compression
+from tandem.worker.checkpoints.hyper_connections import HyperConnections
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import (
@@ -37,6 +39,8 @@ class KVHeads(NamedTuple):
     size: int
     latent: int = 0  # unless it is 0, values are the first so many numbers of keys, and are not stored apart
     index_size: int = 0  # numbers of a key that is kept beside them, by which tokens are chosen (`indexer.py`)
+    vectors: int = 1  # of `size` numbers that a head keeps of a token, of which the first is its key (`compression.py`)
+    index_vectors: int = 1  # the same of index keys
 
 
 class AttentionKind(NamedTuple):
@@ -44,7 +48,9 @@ class AttentionKind(NamedTuple):
 
     window: int  # 0: none; less: tokens are in chunks of `-window`, and see what is before them in their own
     heads: KVHeads
-    most: int = 0  # unless it is 0, a token sees so many of those that its window has, which are chosen for it
+    # Unless it is 0, a token sees so many of those that its window has, which are chosen for it; or so many entries.
+    most: int = 0
+    every: int = 0  # unless it is 0, a token sees entries of so many tokens each beside its window (`compression.py`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class ModelConfig:
     gate_by_head: bool = False  # which is one number for each head
     latents: Latents | None = None  # what is stored of a token instead of each head's key and value, in all layers
     indexer: Indexer | None = None  # what chooses the tokens that are looked at; None: all are
+    compression: Compression | None = None  # of what layers attend to beside a window
+    hyper: HyperConnections | None = None  # that layers add to; None: one
     recurrence: Recurrence | None = None  # of layers that have states instead of attention
     experts: Experts | None = None
     # Layers that are a feed-forward part and nothing else; those beside them have none. None: every layer has both.
@@ -197,6 +205,10 @@ class ModelConfig:
             raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
         if self.indexer is not None:
             self._check_indexer(self.indexer)
+        if self.compression is not None:
+            self._check_compression(self.compression)
+        if self.hyper is not None and (self.compression is None or self.residual_multiplier != 1):
+            raise ConfigError("hyper", "are served of layers whose attention is compressed")
         if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
             raise ConfigError("feed_forward_alone", "is served with norms before a layer's parts alone")
         if self.learned_positions:
@@ -244,6 +256,19 @@ class ModelConfig:
         if self.layer_scale or self.joins or any(each is not None for each in further):
             raise ConfigError("streams", "are served of layers with attention and a feed-forward part alone")
 
+    def _check_compression(self, compression: Compression) -> None:
+        if len(compression.kinds) != self.num_layers:
+            raise ConfigError("compression.kinds", f"are {len(compression.kinds)} for {self.num_layers} layers")
+        if self.num_kv_heads != 1:
+            raise ConfigError("num_kv_heads", f"must be 1 where attention is compressed, but is {self.num_kv_heads}")
+        if compression.rotated > self.head_dim:
+            raise ConfigError("compression.rotated", f"must be at most {self.head_dim}, but is {compression.rotated}")
+        if self.num_heads % compression.groups:
+            problem = f"{compression.groups} do not share the {self.num_heads} heads"
+            raise ConfigError("compression.groups", problem)
+        if self.hyper is None or self.norm != "rms" or self.norm_placement != "before":
+            raise ConfigError("compression", "is served of several streams, with RMS norms before a layer's parts")
+
     def _check_positions(self) -> None:
         require_size("learned_positions", self.learned_positions, LIMITS["context_length"])
         most = self.learned_positions - self.position_offset
@@ -283,6 +308,9 @@ class ModelConfig:
     def layer_heads(self) -> tuple[KVHeads, ...]:
         """Returns each layer's heads of keys and values."""
         heads = KVHeads(self.num_kv_heads, self.head_dim)
+        if (compression := self.compression) is not None:
+            one = heads._replace(latent=self.head_dim)
+            return tuple(one._replace(vectors=compression.vectors(layer)) for layer in range(self.num_layers))
         windows = self.windows or (0,) * self.num_layers
         return tuple(heads if window else self._full_heads for window in windows)
 
@@ -350,6 +378,11 @@ class ModelConfig:
         """Returns the heads of each layer that has keys and values of its own, in order."""
         heads, indexer = self.layer_heads, self.indexer
         choosing = {} if indexer is None else dict.fromkeys(indexer.layers, indexer.size)
+        if (compression := self.compression) is not None:
+            index = {"index_size": compression.index_size, "index_vectors": 4}
+            return tuple(
+                each._replace(**index) if compression.chooses(layer) else each for layer, each in enumerate(heads)
+            )
         return tuple(heads[layer]._replace(index_size=choosing.get(layer, 0)) for layer in self._storing_layers)
 
     @property
@@ -357,6 +390,16 @@ class ModelConfig:
         """Returns how each layer attends, if it does."""
         both = zip(self.layer_windows, self.layer_heads, strict=True)
         most = 0 if self.indexer is None else self.indexer.most
+        if (compression := self.compression) is not None:
+            return tuple(
+                AttentionKind(
+                    min(compression.window, self.context_length),
+                    heads,
+                    compression.most if compression.chooses(layer) else 0,
+                    compression.every(layer),
+                )
+                for layer, heads in enumerate(self.layer_heads)
+            )
         return tuple(AttentionKind(-window if self.chunked else window, heads, most) for window, heads in both)
 
     @property
@@ -368,6 +411,8 @@ class ModelConfig:
     @property
     def layer_ropes(self) -> tuple[Rope, ...]:
         """Returns how each layer rotates queries and keys."""
+        if self.compression is not None:
+            return tuple("window" if kind == "window" else "model" for kind in self.compression.kinds)
         unrotated, windows = set(self.unrotated_layers), self.windows or (0,) * self.num_layers
         apart = self.window_rope_theta is not None
         return tuple(
@@ -425,6 +470,8 @@ class ModelConfig:
         """Returns the same model rotating as its layers with windows do."""
         assert self.window_rope_theta is not None
         rotary_dim = None if self.in_proportion else self.rotary_dim
+        if self.compression is not None:
+            return replace(self.for_full_layers(), rope_theta=self.window_rope_theta, rope_scaling=None)
         return replace(
             self, rope_theta=self.window_rope_theta, rope_scaling=None, rotary_dim=rotary_dim, full_heads=None
         )
@@ -434,6 +481,9 @@ class ModelConfig:
         what is rotated."""
         if self.latents is not None:
             return replace(self, head_dim=self.latents.rotated, rotary_dim=None, latents=None, indexer=None)
+        if self.compression is not None:
+            rotated = self.compression.rotated
+            return replace(self, head_dim=rotated, rotary_dim=None, compression=None, hyper=None)
         heads = self._full_heads
         return replace(self, num_kv_heads=heads.number, head_dim=heads.size, full_heads=None)
 
@@ -470,6 +520,8 @@ class ModelConfig:
         if self.streams is not None:
             others = range(1, self.streams.count)
             shapes |= {f"streams.{way}.{n}": (self.hidden_size,) * 2 for way in ("in", "out") for n in others}
+        if self.hyper is not None:
+            shapes |= self.hyper.end_shapes(self.hidden_size)
         for layer in range(self.num_layers):
             feed_forward = self._feed_forward_shapes(layer) if self.feeds(layer) else {}
             for name, shape in (self._mixing_shapes(layer) | feed_forward).items():
@@ -507,6 +559,8 @@ class ModelConfig:
         shapes, recurrence = self._norm_shapes("attention.norm"), self.recurrence  # a layer's first norm
         if self.norm_placement == "both":
             shapes |= self._norm_shapes("attention.post_norm")
+        if self.hyper is not None:
+            shapes |= self.hyper.part_shapes("attention.hyper", self.hidden_size)
         if layer in self.attention_layers:
             shapes |= self._attention_shapes(layer)
         if recurrence is not None and layer in recurrence.layers:
@@ -519,6 +573,8 @@ class ModelConfig:
             if self.indexer is not None and layer in self.indexer.layers:
                 shapes |= self.indexer.tensor_shapes(self.hidden_size, self.latents.query_rank)
             return shapes | ({"attention.output_bias": (self.hidden_size,)} if self.output_bias else {})
+        if self.compression is not None:
+            return self.compression.tensor_shapes(layer, self.hidden_size, self.num_heads, self.head_dim)
         rows, head_dim = self.projections(layer), self.layer_heads[layer].size
         shapes = {
             **{f"attention.{name}": (size, self.hidden_size) for name, size in rows.items()},
@@ -542,6 +598,8 @@ class ModelConfig:
         shapes = self._norm_shapes("mlp.norm") if own_norm else {}
         if self.norm_placement == "both":
             shapes |= self._norm_shapes("mlp.post_norm")
+        if self.hyper is not None:
+            shapes |= self.hyper.part_shapes("mlp.hyper", self.hidden_size)
         if self.layer_scale:
             shapes["scale"] = (1,)
         if self.per_layer_inputs is not None:
@@ -563,7 +621,9 @@ class ModelConfig:
         if experts.weighed:
             shapes["expert_weights"] = (experts.count,)
         shapes["router"] = (experts.count, self.hidden_size)
-        if experts.biased:
+        if layer in experts.listed_layers:
+            shapes["router_table"] = (self.vocab_size, experts.per_token)
+        elif experts.biased:
             shapes["router_bias"] = (experts.count,)
         if experts.biases:
             shapes["router_logit_bias"] = (experts.count,)

@@ -6,6 +6,7 @@ Which matrices are quantized is seen from their parts: the others are plain.
 | `quant_method` | parts of W `[out, in]` beside or instead of `weight` |
 |---|---|
 | fp8, fbgemm_fp8 | `weight` e4m3; `weight_scale_inv` or `weight_scale`, of all, each row or squares: its factor |
+| the same, DeepSeek-V4's experts | `weight` of bytes of two e2m1; `weight_scale_inv`, powers of two |
 | compressed-tensors | `weight` int8 or e4m3, or `weight_packed` int32; `weight_scale`, perhaps `weight_zero_point` |
 | the same, e2m1 | `weight_packed` of bytes; `weight_scale` e4m3, divided by `weight_global_scale`, or powers of two |
 | modelopt | `weight` e4m3 or bytes of two e2m1; `weight_scale`, perhaps times `weight_scale_2` (`model_optimizer.py`) |
@@ -51,6 +52,8 @@ from tandem.worker.checkpoints.scheme_parts import (
     scaled,
 )
 
+_BYTES = (torch.int8, torch.uint8)  # of two numbers each
+
 
 @dataclass(frozen=True, slots=True)
 class PackedScheme:
@@ -87,6 +90,9 @@ class Float8Scheme:
     )
 
     def expected(self, shape: tuple[int, ...], found: Mapping[str, StoredTensor]) -> dict[str, Part]:
+        if "weight" in found and found["weight"].dtype in _BYTES and "weight_scale_inv" in found:
+            numbers, scale = e2m1_parts(shape, E8M0)  # of DeepSeek-V4's experts
+            return {"weight": Part(numbers.shapes, _BYTES), "weight_scale_inv": scale}
         if "weight" not in found or found["weight"].dtype != FLOAT8:
             return {}
         name = "weight_scale" if "weight_scale" in found else "weight_scale_inv"
@@ -96,6 +102,8 @@ class Float8Scheme:
     def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
         scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
         assert scale is not None
+        if parts["weight"].dtype in _BYTES:
+            return e2m1(shape, parts["weight"].view(torch.uint8), scale, None, parts)
         return scaled(E4M3, shape, parts["weight"], scale, parts, self.block)
 
 

@@ -11,6 +11,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_deepseek_v4 import CHOICES, LAYER_TYPES
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.hugging_face_gemma3n import STREAM_KEYS
 from tandem.worker.checkpoints.known_fields import USED, Only
@@ -30,7 +31,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     known = CONFIG[architecture.name]
     wanted = _sizes(config, architecture) | _numbers(config) | _layers(config, architecture)
     wanted |= _experts(config, architecture) | states(config) | _gemma3n(config) | _gemma4(config, architecture)
-    wanted |= _latents(config, architecture) | _indexer(config)
+    wanted |= _latents(config, architecture) | _indexer(config) | _compression(config)
     values: dict[str, Any] = {"pad_token_id": None}  # whatever the class has
     for key, value in wanted.items():
         rule = known.get(key)
@@ -279,6 +280,29 @@ def _indexer(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _compression(config: ModelConfig) -> dict[str, Any]:
+    sizes, streams, experts = config.compression, config.hyper, config.experts
+    if sizes is None or streams is None:
+        return {}
+    listed = () if experts is None else experts.listed_layers
+    return {
+        "layer_types": [LAYER_TYPES[kind] for kind in sizes.kinds],
+        "mlp_layer_types": [CHOICES[layer not in listed] for layer in range(config.num_layers)],
+        "sliding_window": sizes.window,
+        "compress_rates": {LAYER_TYPES["sparse"]: sizes.sparse_every, LAYER_TYPES["heavy"]: sizes.heavy_every},
+        "partial_rotary_factor": _share(sizes.rotated, config.head_dim),
+        "q_lora_rank": sizes.query_rank,
+        "o_groups": sizes.groups,
+        "o_lora_rank": sizes.group_rank,
+        "index_n_heads": sizes.index_heads,
+        "index_head_dim": sizes.index_size,
+        "index_topk": sizes.most,
+        "hc_mult": streams.count,
+        "hc_sinkhorn_iters": streams.rounds,
+        "hc_eps": streams.eps,
+    }
+
+
 def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     scaling = config.rope_scaling
     values: dict[str, Any] = {}
@@ -286,6 +310,10 @@ def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     if scaling is not None:
         parameters, values = _scaling(config, scaling)
     parameters["rope_theta"] = config.rope_theta
+    if config.compression is not None:
+        share = {"partial_rotary_factor": _share(config.compression.rotated, config.head_dim)}
+        window = {"rope_type": "default", "rope_theta": config.window_rope_theta}
+        return values | {"rope_parameters": {"main": window | share, "compress": parameters | share}}
     if scaling is not None and scaling.kind == "yarn" and config.latents is not None:
         factor = math.sqrt(config.attention_scale * math.sqrt(config.latents.query))
         grown = yarn_attention_factor(scaling.factor) - 1

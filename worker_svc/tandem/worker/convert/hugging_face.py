@@ -20,7 +20,7 @@ from tandem.worker.convert.described import describe
 from tandem.worker.convert.pieces import Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
-_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 def write_hugging_face(source: Source, folder: Path) -> None:
@@ -42,8 +42,8 @@ def _ids(ids: tuple[int, ...]) -> int | list[int] | None:
 
 
 def _write_tensors(source: Source, folder: Path) -> None:
-    layout = _Layout(source.checkpoint.config)
-    sizes = {name: math.prod(shape) * source.dtype.itemsize for name, shape in layout.shapes.items()}
+    layout = _Layout(source.checkpoint.config, source.dtype)
+    sizes = {name: math.prod(shape) * layout.dtype(name).itemsize for name, shape in layout.shapes.items()}
     shards = _shards(sizes)
     files = ["model.safetensors"]
     if len(shards) > 1:
@@ -52,7 +52,7 @@ def _write_tensors(source: Source, folder: Path) -> None:
         places: dict[str, tuple[BinaryIO, int]] = {}
         opened: list[BinaryIO] = [stack.enter_context((folder / file_name).open("w+b")) for file_name in files]
         for file, names in zip(opened, shards, strict=True):
-            places |= {name: (file, offset) for name, offset in _begin(file, layout, names, source.dtype).items()}
+            places |= {name: (file, offset) for name, offset in _begin(file, layout, names).items()}
         joined: dict[tuple[str, int | None], _Joined] = {}
         for name, tensor in source.tensors():
             target = layout.target(name, len(tensor))
@@ -64,7 +64,7 @@ def _write_tensors(source: Source, folder: Path) -> None:
             if target.from_one:
                 assert isinstance(tensor, torch.Tensor)
                 tensor = tensor.float() - 1
-            pieces = source.pieces(name, tensor, source.dtype, target.order)
+            pieces = source.pieces(name, tensor, layout.dtype(target.stored), target.order)
             if target.rows is None:
                 write_at(file, offset, pieces)
                 continue
@@ -87,11 +87,12 @@ def _write_tensors(source: Source, folder: Path) -> None:
         write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
 
 
-def _begin(file: BinaryIO, layout: _Layout, names: list[str], dtype: torch.dtype) -> dict[str, int]:
+def _begin(file: BinaryIO, layout: _Layout, names: list[str]) -> dict[str, int]:
     """Writes a file's header and reserves its room; returns where each tensor begins."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name in names:
+        dtype = layout.dtype(name)
         end = at + math.prod(layout.shapes[name]) * dtype.itemsize
         header[name] = {"dtype": _DTYPES[dtype], "shape": layout.shapes[name], "data_offsets": [at, end]}
         at = end
@@ -132,8 +133,8 @@ class _Joined:
 class _Layout:
     """What the files of a model have, and where each canonical tensor is in them: the reader's rules, backwards."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config, self._architecture = config, ARCHITECTURES[config.architecture]
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        self._config, self._architecture, self._dtype = config, ARCHITECTURES[config.architecture], dtype
         found: dict[str, Piece] = {}
         if self._architecture.hybrid:
             found = pieces(self._architecture, config, ())
@@ -150,6 +151,10 @@ class _Layout:
     def file_name(self, stored: str) -> str:
         """Returns what a tensor is called in the files."""
         return self._architecture.their_name(stored, parallel_norms=self._config.parallel_norms)
+
+    def dtype(self, stored: str) -> torch.dtype:
+        """Returns what a tensor is written in."""
+        return torch.int64 if stored.endswith(self._architecture.whole_numbers) else self._dtype
 
     def target(self, name: str, rows: int) -> _Target:
         """Returns where a tensor with so many rows is written."""

@@ -122,7 +122,8 @@ def kept_bytes(checkpoint: Checkpoint) -> int:
 def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
     """Returns the bytes of keys and values of one token over all layers, by how they are stored."""
     formats = {"float32": kv_format("auto", torch.float32), "bfloat16": kv_format("auto", torch.bfloat16)}
-    formats |= {form.name: form for form in FEW_BITS}
+    if config.compression is None:
+        formats |= {form.name: form for form in FEW_BITS}
     return {
         name: CacheShape(config.cache_heads, 1, 1, stored).bytes_per_token
         for name, stored in formats.items()

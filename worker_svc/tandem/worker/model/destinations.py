@@ -37,6 +37,8 @@ def of_experts(experts: MixtureOfExperts) -> dict[str, Destination]:
         places["router_logit_bias"] = Destination(experts.router.bias, 0)
     if experts.router_bias is not None:
         places["router_bias"] = Destination(experts.router_bias, 0)
+    if experts.table is not None:
+        places["router_table"] = Destination(experts.table, 0)
     if experts.weights is not None:
         places["expert_weights"] = Destination(experts.weights, 0)
     if experts.shared is not None:

@@ -139,4 +139,4 @@ def _clamped(gate_of: ClampedSwiGLU, gate_up: torch.Tensor, size: int) -> torch.
     """By exp, whose bits do not depend on the place of a number."""
     gate = gate_up[:, :size].float().clamp(max=gate_of.limit)
     up = gate_up[:, size:].float().clamp(-gate_of.limit, gate_of.limit)
-    return (gate / (gate * -gate_of.alpha).exp_().add_(1) * (up + 1)).to(gate_up.dtype)
+    return (gate / (gate * -gate_of.alpha).exp_().add_(1) * (up + gate_of.offset)).to(gate_up.dtype)

@@ -48,7 +48,7 @@ class CacheShape:
     def bytes_per_token(self) -> int:
         """Returns the bytes that one token takes over all layers."""
         beside = 0 if self.hidden is None else self.hidden.size * self.hidden.dtype.itemsize
-        beside += sum(heads.index_size for heads in self.heads) * self.index_dtype.itemsize
+        beside += sum(heads.index_size * heads.index_vectors for heads in self.heads) * self.index_dtype.itemsize
         return sum(self.layer_bytes(heads) * (1 if heads.latent else 2) for heads in self.heads) + beside
 
     @property
@@ -59,7 +59,9 @@ class CacheShape:
 
     def layer_bytes(self, heads: KVHeads) -> int:
         """Returns the bytes of one token's keys in a layer, without its index key."""
-        return heads.number * sum(size * dtype.itemsize for size, dtype in self.format.parts(heads.size))
+        return (
+            heads.number * heads.vectors * sum(size * dtype.itemsize for size, dtype in self.format.parts(heads.size))
+        )
 
     @property
     def bytes(self) -> int:
@@ -76,7 +78,8 @@ class KeyChannels(NamedTuple):
 
 class KVCache:
     """Holds keys and values of every layer, zero at first, index keys `[pages + 1, 1, page_size, index]` of layers that
-    choose by them, and hidden states `[pages + 1, page_size, size]` where its shape has them.
+    choose by them, and hidden states `[pages + 1, page_size, size]` where its shape has them. Where several vectors are
+    kept of a token, they lie behind each other in the place of one.
 
     With `key_channels`, one entry a layer, keys are stored normalized.
     """
@@ -92,14 +95,16 @@ class KVCache:
         self.keys = [self._layer(heads) for heads in shape.heads]
         both = zip(shape.heads, self.keys, strict=True)
         self.values = [keys if heads.latent else self._layer(heads) for heads, keys in both]
-        stored = {heads._replace(index_size=0) for heads in shape.heads}
+        stored = {heads._replace(index_size=0, index_vectors=1) for heads in shape.heads}
         self.readers = {heads: TileReader(shape, heads, self.device) for heads in stored}
         plain = replace(shape, format=Plain(shape.index_dtype))
         sizes = {heads.index_size for heads in shape.heads if heads.index_size}
         self.index_readers = {size: TileReader(plain, KVHeads(1, size), self.device) for size in sizes}
         self.index_keys = {
             layer: torch.zeros(
-                (shape.pages + 1, 1, shape.page_size, heads.index_size), dtype=shape.index_dtype, device=self.device
+                (shape.pages + 1, 1, shape.page_size * heads.index_vectors, heads.index_size),
+                dtype=shape.index_dtype,
+                device=self.device,
             )
             for layer, heads in enumerate(shape.heads)
             if heads.index_size
@@ -112,7 +117,7 @@ class KVCache:
 
     def _layer(self, heads: KVHeads) -> Parts:
         shape = self.shape
-        lead = (shape.pages + 1, heads.number, shape.page_size)
+        lead = (shape.pages + 1, heads.number, shape.page_size * heads.vectors)
         parts = [((*lead, size), dtype) for size, dtype in shape.format.parts(heads.size)]
         if self.device.type == "cpu":  # in huge pages: a head reads a little of many pages of the cache
             return tuple(memory.zeros(*part) for part in parts)

@@ -59,6 +59,7 @@ class Step:
     compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
     states: StateMoves | None  # of layers that have such
     given: torch.Tensor | None  # what each layer is given beside the stream, [N, layers, size]
+    ids: torch.Tensor  # of the tokens, [N]
 
     def of(self, rows: torch.Tensor, plans: Mapping[AttentionKind, Plan]) -> Step:
         """Returns the step of some rows `[M]`, with plans for these, where nothing is stored any more."""
@@ -70,6 +71,7 @@ class Step:
             },
             growth=None if self.growth is None else self.growth.index_select(0, rows),
             given=None if self.given is None else self.given.index_select(0, rows),
+            ids=self.ids.index_select(0, rows),
             plans=plans,
             compiled={},
         )
@@ -123,7 +125,10 @@ class Layer(torch.nn.Module):
         if not self._feeds:
             pass
         elif experts is not None and not experts.beside:
-            self.feed_forward = MixtureOfExperts(config.hidden_size, experts, dtype, operations, biases=config.mlp_bias)
+            listed = config.vocab_size if index in experts.listed_layers else 0
+            self.feed_forward = MixtureOfExperts(
+                config.hidden_size, experts, dtype, operations, biases=config.mlp_bias, listed=listed
+            )
         elif not config.gated:
             sizes = config.hidden_size, config.inner_size(index)
             self.feed_forward = UngatedFeedForward(*sizes, dtype, operations, config.activation, biases=config.mlp_bias)

@@ -10,6 +10,7 @@ from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.recurrences import Mamba
 from tandem.worker.model.attention import Scores
+from tandem.worker.model.compressed_layer import CompressedLayer
 from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.layer_parts import Attending, AttendingLatents, Carried
 from tandem.worker.model.destinations import Destination, of_mixer
@@ -245,4 +246,6 @@ def layer_class(config: ModelConfig, index: int) -> type[Layer]:
         return LatentLayer
     if config.streams is not None:
         return StreamsLayer
+    if config.compression is not None:
+        return CompressedLayer
     return ParallelLayer if config.parallel else Layer

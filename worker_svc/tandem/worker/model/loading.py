@@ -99,8 +99,9 @@ _STATE_GATES = ("delta_net.a", "delta_net.b", "kimi_delta.b", "kimi_delta.decay_
 
 
 def _least_bits(name: str) -> int:
-    """Returns the fewest bits: a router, what an indexer's heads weigh, the gates of a state that outlives thousands of
-    tokens, and the output among a whole vocabulary, decide by small differences; a learned position is looked up."""
-    if name.endswith(("router", "index_weights", *_STATE_GATES)) or name == "positions":
+    """Returns the fewest bits: a router, what an indexer's heads and several streams weigh, the gates of a state that
+    outlives thousands of tokens, and the output among a whole vocabulary, decide by small differences; a learned
+    position is looked up."""
+    if name.endswith(("router", "index_weights", "hyper", *_STATE_GATES)) or name == "positions":
         return 32
     return 8 if name in ("embedding", "output", "per_layer.embedding") else 4

@@ -10,6 +10,8 @@ Models differ in how they score and choose (`Experts`):
   with the largest score (DeepSeek-V2).
 - SparseMixer (Liu et al. 2024, https://arxiv.org/abs/2409.12136; Phi-3.5-MoE) chooses two, one after the other: each
   weighs as in a softmax over those that it was chosen from and that are not far below it.
+- Scores may be roots of log(1 + exp), and a table may say of each token of the vocabulary who is chosen, so that scores
+  decide what they weigh alone (DeepSeek-V4).
 - An expert may be given a row multiplied by its weight, instead of being weighed itself (Llama 4).
 - What an expert weighs may be multiplied by a number of its own (Gemma 4).
 - Experts may have no gate, and may be given rows of another width, which one matrix makes of the stream's, and another
@@ -33,6 +35,7 @@ from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Bias, Linear, Router
+from tandem.worker.model.mixer import Constants
 from tandem.worker.model.operations import JoinedExperts, Operations
 
 
@@ -49,8 +52,10 @@ class MixtureOfExperts(torch.nn.Module):
         operations: Operations,
         *,
         biases: bool = False,
+        listed: int = 0,
     ) -> None:
-        """`biases`: of the shared expert, and of the matrices around those that have another width."""
+        """`biases`: of the shared expert, and of the matrices around those that have another width. `listed`: tokens of
+        a vocabulary, for each of which a table says who is chosen; 0: there is none."""
         super().__init__()
         self.config = experts
         self._operations = operations
@@ -59,7 +64,8 @@ class MixtureOfExperts(torch.nn.Module):
         self.apart = ""  # why experts are computed one after the other, once they are there
         self._row_multiple = 0  # not known before the weights are
         self.router = Router(hidden_size, experts.count, dtype, bias=experts.biases)
-        self.router_bias = Bias(experts.count, torch.float32) if experts.biased else None
+        self.router_bias = Bias(experts.count, torch.float32) if experts.biased and not listed else None
+        self.table = Constants(listed, experts.per_token) if listed else None
         self.weights = Bias(experts.count, torch.float32) if experts.weighed else None
         sizes, activation = (experts.latent or hidden_size, experts.intermediate_size), experts.activation
         self.into_experts: Linear | None = None
@@ -78,7 +84,7 @@ class MixtureOfExperts(torch.nn.Module):
         if experts.shared_size:
             sizes = hidden_size, experts.shared_size
             self.shared = (
-                FeedForward(*sizes, dtype, operations, biases=biases)
+                FeedForward(*sizes, dtype, operations, clamped=experts.clamped, biases=biases)
                 if experts.gated
                 else UngatedFeedForward(*sizes, dtype, operations, activation, biases=biases)
             )
@@ -91,9 +97,17 @@ class MixtureOfExperts(torch.nn.Module):
         if self.joined is not None:
             self._route = self.joined.route
 
-    def forward(self, x: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes `[N, hidden] -> [N, hidden]`; the router sees `seen` instead of `x`, if given."""
-        shares, chosen = self.choose(x if seen is None else seen)
+    def forward(
+        self, x: torch.Tensor, seen: torch.Tensor | None = None, ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Computes `[N, hidden] -> [N, hidden]`; the router sees `seen` instead of `x`, if given. A table looks at the
+        tokens `ids` `[N]`."""
+        if self.table is None:
+            shares, chosen = self.choose(x if seen is None else seen)
+        else:
+            assert ids is not None
+            chosen = self.table.weight.index_select(0, ids).long()
+            shares = weighed(scores_of(self.router(x).float(), self.config), chosen, self.config)
         inputs = x
         if self.config.weighs_input:  # of the one expert
             inputs, shares = (x * shares).to(x.dtype), torch.ones_like(shares)
@@ -158,7 +172,7 @@ def choose(
     logits = logits.float()
     if config.score == "mixer":
         return _mixed(logits, config.jitter)
-    scores = logits.softmax(-1) if config.score == "softmax" else sigmoid(logits)
+    scores = scores_of(logits, config)
     wanted = scores if bias is None else scores + bias
     if config.groups > 1:
         each = config.count // config.groups
@@ -167,11 +181,26 @@ def choose(
         kept.scatter_(1, best.topk(config.groups_per_token, dim=-1).indices, True)
         wanted = wanted.masked_fill(~kept.repeat_interleave(each, dim=1), float("-inf"))
     chosen = wanted.topk(config.per_token, dim=-1).indices
+    shares = weighed(scores, chosen, config)
+    return (shares if weights is None else shares * weights[chosen]), chosen
+
+
+def scores_of(logits: torch.Tensor, config: Experts) -> torch.Tensor:
+    """Returns the scores of experts by the router's logits `[N, experts]`, float32."""
+    match config.score:
+        case "softmax":
+            return logits.softmax(-1)
+        case "root_softplus":
+            return (logits.clamp(min=0) + logits.abs().neg_().exp_().log1p_()).sqrt_()
+    return sigmoid(logits)
+
+
+def weighed(scores: torch.Tensor, chosen: torch.Tensor, config: Experts) -> torch.Tensor:
+    """Returns what the chosen experts `[N, per_token]` weigh by their scores."""
     shares = scores.gather(1, chosen)
     if config.normalized:
         shares = shares / (shares.sum(-1, keepdim=True) + config.sum_offset)
-    shares = shares if config.scale == 1 else shares * config.scale
-    return (shares if weights is None else shares * weights[chosen]), chosen
+    return shares if config.scale == 1 else shares * config.scale
 
 
 def _mixed(logits: torch.Tensor, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.activations import ACTIVATIONS, gelu_tanh, sigmoid
 from tandem.worker.model.attention import AttentionPlan, Plan, Segment
+from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.product_rows import MOST_ROWS
 from tandem.worker.model.quantization import QuantizedWeight
@@ -196,6 +197,8 @@ class TorchOperations:
     tried_runs: tuple[int, ...] = ()
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
+        if kind.every:
+            return CompressedPlan(self.plan, segments, cache, num_heads, kind)
         if kind.most:
             return SelectingPlan(self.plan, segments, cache, num_heads, kind)
         return AttentionPlan(segments, cache, num_heads, kind)

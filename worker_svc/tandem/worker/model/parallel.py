@@ -118,6 +118,8 @@ class Ranks:
         """Returns the sizes of this rank's part; raises ConfigError for what cannot be shared evenly."""
         if self.size == 1:
             return config
+        if config.compression is not None:
+            raise ConfigError("compression", f"is served by one rank, not by {self.size} (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads
         if config.vocab_size <= (self.size - 1) * -(-config.vocab_size // self.size):
             raise ConfigError("vocab_size", f"{config.vocab_size} leaves nothing for the last of {self.size} ranks")

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.common.kept_facts import keep_fact, kept_fact
+from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.cpu.measured_with import measured_with
 from tandem.worker.model.row_trial import products_ignore_other_rows
 from tandem.worker.model.runner import ModelRunner, Work
@@ -95,8 +96,10 @@ def _described(runner: ModelRunner) -> dict[str, object]:
 
 def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
     """Tells whether a row's bits are the same in any company, also in the steps that `record` has recorded."""
-    indexer, ranks = runner.model.config.indexer, runner.model.ranks  # most sequences below are too short for one
-    chosen_by = indexer.heads if indexer is not None and _scores_by_products(runner) else 0
+    indexer, compression = runner.model.config.indexer, runner.model.config.compression
+    heads = compression.index_heads if compression is not None else indexer.heads if indexer is not None else 0
+    ranks = runner.model.ranks  # most sequences below are too short for an indexer
+    chosen_by = heads if _scores_by_products(runner) else 0
     if chosen_by and not ranks.all(scores_ignore_company(runner.cache, chosen_by)):
         return False
     trial = _Trial.of(runner)
@@ -122,7 +125,7 @@ def _scores_by_products(runner: ModelRunner) -> bool:
     """Tells whether a library's products score the tokens that are chosen, and not kernels that compute a row alone."""
     config, plan = runner.model.config, runner.model.operations.plan
     return any(
-        isinstance(plan((), runner.cache, config.num_heads, kind), SelectingPlan)
+        isinstance(plan((), runner.cache, config.num_heads, kind), SelectingPlan | CompressedPlan)
         for kind in set(config.attention_kinds)
     )
 

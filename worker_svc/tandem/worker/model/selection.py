@@ -138,23 +138,8 @@ class SelectingPlan:
 
     def _scores(self, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor, part: slice) -> torch.Tensor:
         """Returns the scores `[rows, tokens]` of all tokens up to each row's own; -inf for those behind it."""
-        tiles = self._tiles[part]
-        width = int(tiles.max())
-        job_row = np.repeat(np.arange(len(tiles)), tiles)
-        job_tile = np.arange(len(job_row)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-        pages = self._tables[self._owner[part][job_row], job_tile]
-        rows = torch.from_numpy(job_row)
         reader = self._cache.index_readers[keys.shape[-1]]
-        job_queries = queries.index_select(0, rows)
-        each = reader.times_keys(job_queries, (keys,), torch.from_numpy(pages), reader.runs(pages))
-        each.clamp_(min=0).mul_(weights.index_select(0, rows).unsqueeze(-1))
-        scores = torch.zeros((len(tiles) * width, self._size))
-        scores.index_copy_(0, torch.from_numpy(job_row * width + job_tile), tree_sum(each))
-        scores = scores.view(len(tiles), -1)
-        # What is not finite is a broken sequence's own, or stale behind its end, where it is masked.
-        scores.nan_to_num_(nan=torch.finfo(torch.float32).min)
-        behind = torch.arange(scores.shape[1]) > torch.from_numpy(self._positions[part])[:, None]
-        return scores.masked_fill_(behind, float("-inf"))
+        return page_scores(reader, keys, queries, weights, self._tables[self._owner[part]], self._positions[part])
 
     def _places(self, positions: torch.Tensor, part: slice) -> torch.Tensor:
         """Returns where tokens at `positions` `[rows, most]` of their sequences are stored."""
@@ -170,6 +155,36 @@ class SelectingPlan:
             rows = self._rows[first:last]
             out.index_copy_(0, rows, plan.attend(seen, seen, q.index_select(0, rows), scores))
         return out
+
+
+def page_scores(
+    reader: TileReader,
+    keys: torch.Tensor,
+    queries: torch.Tensor,
+    weights: torch.Tensor,
+    tables: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+) -> torch.Tensor:
+    """Returns the scores `[rows, n]` of the keys in a row's pages, up to the `last` one that it sees; -inf behind that.
+
+    keys: `[pages, 1, page_size, size]`, of which a row has those of its table `[rows, most]`.
+    queries, weights: `[rows, heads, size]` and `[rows, heads]`, of a multiple of `ROW_MULTIPLE` heads.
+    """
+    size = keys.shape[2]
+    tiles = last // size + 1
+    width = int(tiles.max())
+    job_row = np.repeat(np.arange(len(tiles)), tiles)
+    job_tile = np.arange(len(job_row)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    pages = tables[job_row, job_tile]
+    rows = torch.from_numpy(job_row)
+    each = reader.times_keys(queries.index_select(0, rows), (keys,), torch.from_numpy(pages), reader.runs(pages))
+    each.clamp_(min=0).mul_(weights.index_select(0, rows).unsqueeze(-1))
+    scores = torch.zeros((len(tiles) * width, size))
+    scores.index_copy_(0, torch.from_numpy(job_row * width + job_tile), tree_sum(each))
+    scores = scores.view(len(tiles), -1)
+    # What is not finite is a broken sequence's own, or stale behind its end, where it is masked.
+    scores.nan_to_num_(nan=torch.finfo(torch.float32).min)
+    return scores.masked_fill_(torch.arange(scores.shape[1]) > torch.from_numpy(last)[:, None], float("-inf"))
 
 
 def scores_ignore_company(cache: KVCache, heads: int) -> bool:

@@ -13,13 +13,15 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig
 from tandem.worker.model.attention import Plan, soft_cap_
+from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.cpu.ending import CompiledEnding
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cpu.stack import CompiledStack
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.hyper_connections import HyperEnd
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.layer import Layer, Step
+from tandem.worker.model.layer import Layer, Step, added
 from tandem.worker.model.layers import layer_class
 from tandem.worker.model.linear import Linear, PlainWeight, Rows
 from tandem.worker.model.moe import MixtureOfExperts
@@ -75,6 +77,8 @@ class Transformer(torch.nn.Module):
             self.given = LayerInputs(config, given, dtype, operations) if given is not None else None
             streams = config.streams
             self.streams = Streams(config, streams, dtype) if streams is not None else None
+            hyper = config.hyper
+            self.joins = None if hyper is None else HyperEnd(config, hyper, dtype, operations, device)
             self.norm = stream_norm(config, operations, device)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
@@ -109,8 +113,11 @@ class Transformer(torch.nn.Module):
         given = None if self.given is None else self.given(ids, x)
         if self.streams is not None:
             x = self.streams.begin(x)
+        for plan in plans.values():
+            if isinstance(plan, CompressedPlan):
+                plan.rotate(self.rotations.model)
         compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
-        step = Step(rotations, growth, cache, slots, plans, compiled, states, given)
+        step = Step(rotations, growth, cache, slots, plans, compiled, states, given, ids)
         wanted = logit_rows if cache.hidden is None else None
         shared = len(self.layers) if late is None else len(self.layers) - self.config.shared_layers
         ends = wanted is None and late is None and cache.hidden is None
@@ -166,10 +173,12 @@ class Transformer(torch.nn.Module):
         return layer
 
     def _begin(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Returns what the layers begin with, `[N, hidden]`."""
+        """Returns what the layers begin with, `[N, hidden]`, or that of several streams beside each other."""
         x = self.embedding(ids)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
+        if self.config.hyper is not None:
+            x = x.repeat(1, self.config.hyper.count)
         if self.positions is None:
             return x
         # What is tried at start may go beyond a short context; what is asked never does.
@@ -188,6 +197,8 @@ class Transformer(torch.nn.Module):
         are kept."""
         if self.streams is not None:
             x, delta = self.streams.end(x, delta), None
+        if self.joins is not None:
+            x, delta = self.joins(added(x, delta)), None
         normed = self.norm.after_adding(x, delta)
         if cache.hidden is None:
             return normed
@@ -199,7 +210,7 @@ class Transformer(torch.nn.Module):
     def _stack(self) -> CompiledStack:
         """Returns the layers that are compiled, and what follows them, once the weights are there."""
         config, ending = self.config, None
-        if self._ends_in_the_call and self.ranks.size == 1:
+        if self._ends_in_the_call and self.ranks.size == 1 and config.hyper is None:
             centred = config.norm == "layer"
             ending = CompiledEnding.of(self.norm.vectors, self.output, config.stream_eps, centred=centred)
         return CompiledStack([self._layer(index).placed for index in range(len(self.layers))], ending)
@@ -242,6 +253,8 @@ class Transformer(torch.nn.Module):
             places |= of_norm("per_layer.norm", self.given.norm)
         if self.streams is not None:
             places |= self.streams.destinations()
+        if self.joins is not None:
+            places |= self.joins.destinations("hyper")
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             for name, place in layer.destinations(self.config).items():

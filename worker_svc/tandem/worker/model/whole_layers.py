@@ -9,6 +9,8 @@ from tandem.worker.checkpoints.recurrences import KimiDelta
 
 def not_compiled(config: ModelConfig, layer: int) -> str:
     """Names what keeps a layer from the call; empty where all before its feed-forward part at least is one."""
+    if config.compression is not None:
+        return "compressed keys, several streams"
     behind = behind_the_call(config)
     if behind and (not config.mixes(layer) or config.parallel):
         return behind

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -36,6 +37,9 @@ EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.
 NORM_BIAS, OUTPUT_BIAS = "model.norm.bias", "lm_head.bias"
 
 _TOP_NAMES = {
+    "hyper": "model.hc_head.hc_fn",
+    "hyper_base": "model.hc_head.hc_base",
+    "hyper_scale": "model.hc_head.hc_scale",
     "embedding": EMBEDDING,
     "output": OUTPUT,
     "output_bias": OUTPUT_BIAS,
@@ -77,7 +81,9 @@ class ExpertFields:
     scaled: str | None = None  # which field says the scale where it does not know groups; its default is `scale`
     scale: float = 1.0
     greedy: bool = False  # groups count where `topk_method` says so alone
-    clamped: bool = False  # whether it knows `swiglu_alpha` and `swiglu_limit`
+    # The gate where it is clamped: the defaults of `swiglu_alpha`, if it knows that, and `swiglu_limit`.
+    clamped: ClampedSwiGLU | None = None
+    listed: bool = False  # whether the first layers have a table of who is chosen; see hugging_face_deepseek_v4.py
     jitter: float = 0.0  # the default of `router_jitter_noise`, where that is looked at
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of Experts that are so in every such model
 
@@ -166,6 +172,7 @@ class Architecture:
     grouped_qkv: bool = False  # q, k and v are one tensor by heads of keys (`places.py`)
     router_bias_row: bool = False  # the router's bias is stored as a matrix of one row
     scalars: tuple[str, ...] = ()  # what the names of tensors end with that are numbers, not vectors of one
+    whole_numbers: tuple[str, ...] = ()  # what the names of tensors end with that are numbers of experts
     # What the names of tensors end with that lie below each other in several of the files: transformers cuts OLMo
     # Hybrid's filters in equal parts, whatever the sizes of queries, keys and values are.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from tandem.worker.checkpoints.hugging_face_hunyuan import with_one_number
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 from tandem.worker.checkpoints.hugging_face_mimo import mimo, with_one_share
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_moe
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 _ERNIE_MOE_NAMES = GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
 _HUNYUAN_MOE_NAMES = HUNYUAN_NAMES | {
@@ -201,7 +202,7 @@ EXPERTS = (
             per_token=4,
             size="intermediate_size",
             normalized=True,
-            clamped=True,
+            clamped=ClampedSwiGLU(1.702, 7.0),
             always={"biases": True},
         ),
         transposed_experts=True,

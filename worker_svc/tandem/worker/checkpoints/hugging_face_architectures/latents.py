@@ -1,4 +1,5 @@
-"""Models that store latents instead of keys and values; see `latents.py` of checkpoints."""
+"""Models that store latents or compressed keys instead of keys and values; see `latents.py` and `compression.py` of
+checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_architectures.names import GLM4_MOE_NAMES, LATENT_NAMES
+from tandem.worker.checkpoints.hugging_face_deepseek_v4 import deepseek_v4, with_one_rope
 from tandem.worker.checkpoints.hugging_face_latents import (
     deepseek_v32,
     glm_moe_dsa,
@@ -15,6 +17,7 @@ from tandem.worker.checkpoints.hugging_face_latents import (
     without_head_dim,
 )
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_mla
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 _LATENT_NAMES = GLM4_MOE_NAMES | LATENT_NAMES
 _INDEXED_NAMES = _LATENT_NAMES | {
@@ -44,6 +47,39 @@ _INDEXED_EXPERTS: Mapping[str, Any] = {
     "grouped": True,
     "scale": 2.5,
     "always": {"score": "sigmoid", "biased": True},
+}
+
+_COMPRESSED_NAMES = {
+    "attention.norm": "attn_norm.weight",
+    "attention.query_latent": "attn.wq_a.weight",
+    "attention.query_norm": "attn.q_norm.weight",
+    "attention.query_up": "attn.wq_b.weight",
+    "attention.key": "attn.wkv.weight",
+    "attention.key_norm": "attn.kv_norm.weight",
+    "attention.sinks": "attn.attn_sink",
+    "attention.grouped": "attn.wo_a.weight",
+    "attention.output": "attn.wo_b.weight",
+    **{
+        f"attention.{ours}_{part}": f"attn.{theirs}compressor.{name}"
+        for ours, theirs in (("compressed", ""), ("index", "indexer."))
+        for part, name in (("keys", "wkv.weight"), ("gates", "wgate.weight"), ("bias", "ape"), ("norm", "norm.weight"))
+    },
+    "attention.index_query": "attn.indexer.wq_b.weight",
+    "attention.index_weights": "attn.indexer.weights_proj.weight",
+    "mlp.norm": "ffn_norm.weight",
+    **{
+        f"{ours}.hyper{end}": f"hc_{theirs}{end or '_fn'}"
+        for ours, theirs in (("attention", "attn"), ("mlp", "ffn"))
+        for end in ("", "_base", "_scale")
+    },
+    "router": "ffn.gate.weight",
+    "router_bias": "ffn.gate.bias",
+    "router_table": "ffn.gate.tid2eid",
+    **{
+        f"{ours}.{part}": f"ffn.{theirs}.{name}.weight"
+        for ours, theirs in (("experts", "experts.{}"), ("shared", "shared_experts"))
+        for part, name in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+    },
 }
 
 LATENTS = (
@@ -119,6 +155,38 @@ LATENTS = (
         **_INDEXED,
         experts=ExpertFields(**_INDEXED_EXPERTS, groups={"n_group": 8, "topk_group": 4}),
         further=deepseek_v32,
+    ),
+    Architecture(
+        "deepseek_v4",
+        "DeepseekV4ForCausalLM",
+        _COMPRESSED_NAMES,
+        special_ids={"bos_token_id": 0, "eos_token_id": 1},
+        head_dim=512,
+        own_layer_kinds=True,
+        prepared=with_one_rope,
+        further=deepseek_v4,
+        renamed={
+            "embed.": "model.embed_tokens.",
+            "head.": "lm_head.",
+            "layers.": "model.layers.",
+            "norm.": "model.norm.",
+            "hc_head_": "model.hc_head.hc_",
+        },
+        # transformers writes the one name, and DeepSeek the other; and scales as no other does.
+        also_stored={".attn.norm.": ".attn.kv_norm.", ".scale": ".weight_scale_inv"},
+        whole_numbers=(".tid2eid",),
+        experts=ExpertFields(
+            ("n_routed_experts", "num_local_experts"),
+            256,
+            6,
+            normalized=True,
+            shared="count",
+            scaled="routed_scaling_factor",
+            scale=1.5,
+            clamped=ClampedSwiGLU(1.0, 10.0, 0.0),
+            listed=True,
+            always={"score": "root_softplus", "biased": True, "sum_offset": 1e-20},
+        ),
     ),
     Architecture(
         "glm_moe_dsa",

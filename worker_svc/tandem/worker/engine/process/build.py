@@ -247,6 +247,7 @@ def _draft_model(
             f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
             f"the model in {config.model} one of {large.vocab_size}; they must be the same"
         )
+    require_kv_format("auto", device, checkpoint.config)
     if checkpoint.config.recurrence is not None:
         raise BuildError(f"draft_model {config.draft_model} has layers with states; all of its must have attention")
     with fitting("the draft model's weights", "serve without draft_model"):

@@ -71,7 +71,13 @@ def choose_operations(device: torch.device, dtype: torch.dtype, *, reproducible:
 
 def require_kv_format(name: str, device: torch.device, model: ModelConfig) -> None:
     """Raises BuildError for a KV cache that the device cannot read, which a CPU converts whatever it is, or that heads
-    of the model's sizes cannot have."""
+    of the model's sizes, or what is made of its keys, cannot have."""
+    if model.compression is not None and (name != "auto" or device.type != "cpu"):
+        said = f"kv_cache_dtype {name}" if name != "auto" else f"device {device.type}"
+        raise BuildError(
+            f"{said} is not served of models whose keys are compressed ({model.architecture}); "
+            f"use {'kv_cache_dtype auto' if name != 'auto' else 'device cpu'}"
+        )
     multiple = 1 if name == "auto" else kv_format(name, torch.float32).multiple
     if odd := sorted({heads.size for heads in model.cache_heads if heads.size % multiple}):
         raise BuildError(

@@ -75,6 +75,8 @@ class CompiledExperts:
     def __init__(self, config: Experts, experts: Sequence[FeedForward | UngatedFeedForward]) -> None:
         """Takes the experts' matrices where they are; raises ValueError where they are not served."""
         first, clamped = experts[0], config.clamped
+        if config.score not in _SCORES or (clamped is not None and clamped.offset != 1):
+            raise ValueError("there are no kernels for their scores or their gate")
         matrices = [_matrices([each.first for each in experts]), _matrices([each.down for each in experts])]
         self.config = config
         self._kept = (list(experts), matrices)  # what the structure points at

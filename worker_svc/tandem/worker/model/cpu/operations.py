@@ -42,7 +42,7 @@ class NativeOperations(TorchOperations):
     """Compiled where that can be, torch's elsewhere."""
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
-        if cache.device.type != "cpu" or kind.heads.size % layers.LANES:
+        if cache.device.type != "cpu" or kind.heads.size % layers.LANES or kind.every:
             return super().plan(segments, cache, num_heads, kind)
         if kind.most:
             work_of = partial(_work_of, cache=cache, num_heads=num_heads, kind=kind)

@@ -50,6 +50,8 @@ class JoinedExperts:
         self._config, self._reproducible = config, reproducible
         if config.activation not in (("silu", "gelu_tanh") if config.gated else ("relu2",)):
             raise ValueError(f"no kernel for {config.activation} {'with' if config.gated else 'without'} a gate")
+        if config.score == "root_softplus" or (config.clamped is not None and config.clamped.offset != 1):
+            raise ValueError("no kernel for their scores or their gate")
         self._first, self._first_bias = _joined([each.first for each in experts])
         self._down, self._down_bias = _joined([each.down for each in experts])
 
