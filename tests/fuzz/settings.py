@@ -336,6 +336,21 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "v_head_dim": lambda random, drawn: random.randint(1, drawn.get("head_dim") or SIZES["head_dim"]),
         "attention_value_scale": one_of(ABSENT, 0.5, 0.707, 1.0),
     },
+    "Step3p7Text": {
+        **_LISTED_WINDOWS,
+        "num_sliding_attention_heads": lambda random, drawn: drawn["num_key_value_heads"] * random.choice((1, 2, 3, 5)),
+        "swiglu_limits": listed(0.0, None, 0.3, 1.0),
+        "swiglu_limits_shared": listed(0.0, None, 0.3, 1.0),
+        "moe_router_scaling_factor": one_of(0.5, 1.0, 1.7),
+    },
+    "Laguna": {
+        **_LISTED_WINDOWS,
+        "gating": one_of(True, "per-head", "per-element"),
+        "num_attention_heads_per_layer": lambda random, drawn: [
+            drawn["num_key_value_heads"] * random.choice((1, 2, 3, 5)) for _ in range(drawn["num_hidden_layers"])
+        ],
+        "moe_routed_scaling_factor": one_of(0.5, 1.0, 1.7),
+    },
     "KimiLinear": {
         "q_lora_rank": one_of(ABSENT, 16, 32),
         "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "linear_attention"),
@@ -433,6 +448,7 @@ PARTIAL = (
 )
 LONGROPE = ("Phi3", "MiniCPM3", "Phimoe")
 BY_LAYER = ("Gemma3Text", "Gemma3nText", "Olmo3", "Mellum")
+PARTIAL_BY_LAYER = ("Step3p7Text", "Laguna")
 
 
 @dataclass(frozen=True)
@@ -454,11 +470,12 @@ def drawn(random: Random) -> Model:
     for key, value in changes.items():
         if isinstance(value, list) and key != "num_hidden_layers":
             changes[key] = None  # of so many layers as there were
-    _groups(changes, random)
+    if kind != "Step3p7Text":
+        _groups(changes, random)
     changes = sized(kind, changes, random)
     if kind == "MiMoV2Flash":  # twice as many heads of keys in layers with a window
         changes["num_attention_heads"] *= 2
-    if kind in PARTIAL and changes.get("head_dim", SIZES["head_dim"]) is not None:
+    if kind in (*PARTIAL, *PARTIAL_BY_LAYER) and changes.get("head_dim", SIZES["head_dim"]) is not None:
         changes["head_dim"] = random.choice((4, 6, 8, 12, 16, 32, 40, 64, 128))
     # which want it so, whatever a head's size is
     if kind in ("Llama", "Arcee", "InternLM3", "Gemma2", "Gemma3Text", "Gemma3nText", "Jais2"):
@@ -564,6 +581,11 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
     if kind in BY_LAYER:
         full = _scaling(random, "default", "linear", "llama3", "yarn")
         return {"sliding_attention": _scaling(random, "default"), "full_attention": full}
+    if kind in PARTIAL_BY_LAYER:
+        parts = [n / head_dim for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n]
+        full, window = ({"partial_rotary_factor": random.choice(parts)} for _ in range(2))
+        scaled = _scaling(random, "default", "linear", "llama3", "yarn")
+        return {"sliding_attention": _scaling(random, "default") | window, "full_attention": scaled | full}
     if kind == "MiMoV2Flash":
         shares = [n / head_dim for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n]
         share = {"partial_rotary_factor": random.choice(shares)}
@@ -606,7 +628,7 @@ def _respelled(model: Model, folder: Path) -> None:
     config: Drawn = json.loads(file.read_text())
     rope = config.get("rope_parameters")
     # In Cohere 2 with experts, scaling is said in the newer way alone.
-    newer_alone = rope is None or "full_attention" in rope or model.kind == "Cohere2Moe"
+    newer_alone = rope is None or "full_attention" in rope or model.kind in ("Cohere2Moe", *PARTIAL_BY_LAYER)
     if model.spelling == "older" and not newer_alone:
         del config["rope_parameters"]
         config["rope_theta"] = rope.pop("rope_theta")

@@ -169,6 +169,8 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": MODELS["youtu"],
     "mistral4": MODELS["mistral4"],
     "mimo_v2_flash": MODELS["mimo v2 flash"],
+    "step3p5": MODELS["step 3.5"],
+    "laguna": MODELS["laguna"],
     "kimi_linear": MODELS["kimi linear"],
     "minicpm3": MODELS["minicpm3"],
     "minimax_m2": MODELS["minimax m2"],
@@ -249,6 +251,7 @@ IDLE = {
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
     "hy_v3": {"num_nextn_predict_layers", "num_local_experts"},
+    "step3p5": {"num_nextn_predict_layers", "moe_layers_enum"},  # layers are listed
     # Layers are listed, norms are RMS norms, and theta is among the RoPE parameters.
     "cohere2_moe": {"first_k_dense_replace", "sliding_window_pattern", "layer_norm_eps", "rope_theta"},
     **{key: {"num_nextn_predict_layers"} for key in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")},

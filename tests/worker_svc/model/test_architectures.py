@@ -66,6 +66,7 @@ COMPANY += [
 COMPANY += ["olmoe, queries, keys and values that are limited", "glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma3n", "gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
+COMPANY += ["step 3.5", "laguna", "laguna, gates of each number, heads of any number, biases"]
 COMPANY += ["mimo v2 flash", "mistral4", "kimi linear", "deepseek v3.2", "glm moe dsa, what is chosen is shared"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
 COMPANY += [

@@ -62,6 +62,9 @@ BIASES = {"mlp_bias": True, "experts": replace(EXPERTS, shared_size=24, dense_la
 UNGATED = replace(EXPERTS, shared_size=24, activation="relu2", gated=False, latent=20)
 SHORTER = {"value_dim": 4, "sinks": True, "sinks_in_windows": True, "mixing_multiplier": 0.7}
 SHORTER |= {"windows": (0, 9), "full_heads": KVHeads(2, 6)}
+BY_LAYER = {"query_heads": (8, 16), "attention_gate": True, "windows": (0, 9), "window_rope_theta": 99.0}
+BY_LAYER |= {"gate_by_head": True, "rotary_dim": 4, "window_rotary_dim": 6, "swiglu_limits": (0.5, 0.0)}
+BY_LAYER |= {"experts": replace(EXPERTS, shared_size=24), "shared_swiglu_limits": (0.0, 0.7)}
 ONE_PART = {"feed_forward_alone": (1,), "gated": False, "activation": "relu2", "mlp_bias": True, "experts": UNGATED}
 INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
@@ -85,6 +88,7 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
         BIASES | {"gated": False},
         ONE_PART,
         SHORTER,
+        BY_LAYER,
     ],
 )
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
@@ -158,6 +162,7 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
         ({}, 3, "num_heads 8 cannot be shared by 3 ranks"),
         ({"vocab_size": 5}, 4, "vocab_size 5 leaves nothing for the last of 4 ranks"),
         ({"num_heads": 12, "num_kv_heads": 4}, 6, "num_kv_heads 4 cannot be shared by 6 ranks"),
+        ({"query_heads": (8, 12)}, 8, "query_heads 12 cannot be shared by 8 ranks"),
         ({"qk_norm": "whole"}, 8, "num_kv_heads 4 cannot be shared by 8 ranks"),
         ({"intermediate_size": 42}, 4, "intermediate_size 42 cannot be shared by 4 ranks"),
         ({"recurrence": replace(MAMBA, groups=1)}, 2, "mamba.groups 1 cannot be shared by 2 ranks"),

@@ -19,6 +19,7 @@ from tests.worker_svc.model.llama_folders import (
     randomized,
     some_ids,
 )
+from tests.worker_svc.model.step_model import register
 from tests.worker_svc.model.tiny_settings import (
     ABSENT,
     BAMBA,
@@ -55,6 +56,7 @@ from tests.worker_svc.model.tiny_settings import (
     HYPERCLOVAX,
     INDEXED,
     KIMI,
+    LAGUNA,
     LATENTS,
     LFM2,
     LFM2_MOE,
@@ -87,6 +89,7 @@ from tests.worker_svc.model.tiny_settings import (
     SMOLLM3,
     SOLAR,
     STABLELM,
+    STEP,
     THIRD,
     TRINITY,
     WHOLE,
@@ -96,6 +99,7 @@ from tests.worker_svc.model.tiny_settings import (
 
 # Which transformers has a class of, but has not among those that it finds for a config.
 transformers.AutoModelForCausalLM.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
+register()
 # The class, and what its configuration says beyond SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("Llama", {"attention_bias": True}),
@@ -367,6 +371,40 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         MIMO
         | {"attention_bias": True, "v_head_dim": 5, "layer_types": ["sliding_attention"] * 4, "head_dim": 10}
         | {"rope_parameters": {kind: {"rope_theta": 100.0, **DEFAULT, **SIX_TENTHS} for kind in MIXED[:2]}},
+    ),
+    "step 3.5": ("Step3p7Text", STEP),
+    "step 3.5, biases, layers of another order, as many heads, llama 3's scaling, scaled": (
+        "Step3p7Text",
+        STEP
+        | {"attention_bias": True, "mlp_bias": True, "num_sliding_attention_heads": None, "query_pre_attn_scalar": 20}
+        | {"layer_types": MIXED[1:], "mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
+        | {"moe_router_scaling_factor": 1.7, "tie_word_embeddings": True, "initializer_range": 0.1}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 100.0, **SCALINGS["llama3"], "partial_rotary_factor": 0.75},
+                "sliding_attention": {"rope_theta": 300.0, **DEFAULT, "partial_rotary_factor": 0.25},
+            }
+        },
+    ),
+    "step 3.5 without windows, sizes that are not compiled": (
+        "Step3p7Text",
+        STEP
+        | {"layer_types": None, "mlp_layer_types": None, "head_dim": 12, "share_expert_dim": 20, "swiglu_limits": None}
+        | {"rope_parameters": {"full_attention": HALF | {"partial_rotary_factor": 0.5}}},
+    ),
+    "laguna": ("Laguna", LAGUNA),
+    "laguna, gates of each number, heads of any number, biases": (
+        "Laguna",
+        LAGUNA
+        | {"gating": "per-element", "attention_bias": True, "num_attention_heads_per_layer": [2, 8, 4, 6]}
+        | {"layer_types": MIXED[1:], "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}
+        | {"moe_routed_scaling_factor": 1.7, "tie_word_embeddings": True},
+    ),
+    "laguna without windows, gates of each number": (
+        "Laguna",
+        LAGUNA
+        | {"gating": "per-element", "layer_types": None, "num_attention_heads_per_layer": None, "head_dim": 12}
+        | {"rope_parameters": {"full_attention": HALF}, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"]},
     ),
     "youtu": ("Youtu", LATENTS),
     "minicpm3": (

@@ -358,3 +358,22 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 0.7,
     },
 }
+_PARTS = {
+    "full_attention": {**SCALINGS["yarn"], "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {**DEFAULT, "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+}
+_BY_KIND = QWEN_EXPERTS | {
+    **{"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16, "sliding_window": WINDOW, "pad_token_id": 0},
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+    "rope_parameters": _PARTS,
+}
+LAGUNA = _BY_KIND | {
+    **{"num_attention_heads_per_layer": [4, 6, 6, 6], "shared_expert_intermediate_size": 24},
+}
+# Limits that are felt. Half of a head rotates where there is no window.
+STEP = {key: value for key, value in _BY_KIND.items() if key != "num_experts"} | {
+    **{"n_routed_experts": 6, "num_local_experts": None, "share_expert_dim": 24, "num_sliding_attention_heads": 6},
+    **{"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "initializer_range": 0.12},
+    **{"swiglu_limits": [0.0, 0.0, None, 0.3], "swiglu_limits_shared": [0.4, 0, 0.3, None]},
+    "rope_parameters": _PARTS | {"full_attention": WHOLE | {"partial_rotary_factor": 0.5}},
+}

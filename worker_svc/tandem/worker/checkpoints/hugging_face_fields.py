@@ -276,6 +276,33 @@ CONFIG: Mapping[str, Table] = {
     | {"add_swa_attention_sink_bias": Only((True,)), "add_full_attention_sink_bias": Only((False,))}
     | {"n_shared_experts": Only((0,)), "topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))}
     | {"swa_num_attention_heads": USED, "swa_num_key_value_heads": USED, "swa_head_dim": USED, "swa_v_head_dim": USED},
+    "step3p5": _CONFIG
+    | rules(USED, "attention_bias mlp_bias sliding_window query_pre_attn_scalar mlp_layer_types moe_layers_enum")
+    | rules(USED, "num_attention_groups num_sliding_attention_heads attention_other_setting per_layer_config")
+    | rules(USED, "partial_rotary_factors swiglu_limits swiglu_limits_shared num_nextn_predict_layers")
+    | rules(USED, "n_routed_experts moe_num_experts num_local_experts num_experts_per_tok moe_top_k")
+    | rules(USED, "moe_intermediate_size share_expert_dim share_expert_dims moe_router_scaling_factor")
+    # of layers that draft, and what transformers does not look at
+    | rules(NEUTRAL, "mtp_layer_types mtp_mlp_layer_types max_seq_len need_fp32_gate use_rope_layers")
+    | rules(NEUTRAL, "moe_layer_offset moe_every_n_layer att_impl_type norm_type")
+    | rules(Only((True,)), "use_head_wise_attn_gate use_moe use_moe_router_bias norm_expert_weight zero_centered")
+    | {
+        "gating": Only((True, "per-head")),
+        "use_qk_norm": Only((True,)),
+        "sink": Only((False,)),
+        "use_mfa": Only((False,)),
+    }
+    | {"use_bidirectional_attention": Only((False,)), "moe_router_activation": Only(("sigmoid",))}
+    | {"yarn_only_types": Only((["full_attention"],)), "moe_layer_freq": Only(), "sparse_attention_config": Only()},
+    "laguna": _CONFIG
+    | rules(USED, "attention_bias sliding_window mlp_layer_types num_attention_heads_per_layer gating")
+    | rules(USED, "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size")
+    | rules(USED, "moe_routed_scaling_factor")
+    | rules(NEUTRAL, "partial_rotary_factor")
+    | rules(Only((False,)), "moe_apply_router_weight_on_input swa_attention_sink_enabled")
+    | {"moe_router_logit_softcapping": Only((0,))}
+    # only among the RoPE parameters of each kind of layers
+    | rules(Only(), "rope_theta rope_scaling original_max_position_embeddings"),
     "youtu": _LATENTS | rules(USED, "hidden_act rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
     "minicpm3": _LATENTS
     | rules(USED, "hidden_act mlp_bias scale_emb scale_depth dim_model_base")
@@ -597,6 +624,8 @@ ROPE_OF: Mapping[str, Table] = {
     "gpt_neox": _PARTIAL,
     "bamba": _PARTIAL,
     "nemotron": _PARTIAL,
+    "step3p5": _PARTIAL,
+    "laguna": _PARTIAL,
 }
 
 # Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.

@@ -114,6 +114,16 @@ class ClampedSwiGLU:
         require_finite("experts.clamped.limit", self.limit, above=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class LimitedSwiGLU:
+    """The gate of Step 3.5: `silu(gate) up`, the former being at most `limit`, up at most in size."""
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        require_finite("experts.clamped.limit", self.limit, above=0.0)
+
+
 LFM2_SUM_OFFSET = 1e-6  # `Experts.sum_offset` of LFM2, which no file says
 
 
@@ -133,7 +143,8 @@ class Experts:
     scale: float = 1.0  # of the chosen experts' weights
     jitter: float = 0.0  # of mixer: scores that are less by more than twice this share of them do not count
     shared_size: int = 0  # intermediate size of a further expert that every token has; 0: none
-    clamped: ClampedSwiGLU | None = None  # instead of the model's activation
+    clamped: ClampedSwiGLU | LimitedSwiGLU | None = None  # instead of the model's activation
+    shared_limited: LimitedSwiGLU | None = None  # the same of the shared expert
     biases: bool = False  # of the router, which are added to its logits, and of the experts' matrices
     shared_router: bool = False  # a router of its own gives the shared expert's weight, by a sigmoid
     activation: Activation = "silu"

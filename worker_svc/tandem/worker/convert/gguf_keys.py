@@ -32,6 +32,7 @@ def describe(config: ModelConfig, kind: str) -> dict[str, Any]:
     """Returns the keys of a model for files of this `general.architecture`."""
     wanted = _sizes(config, kind) | _rope(config, kind) | _experts(config, kind) | _states(config)
     wanted |= _gemma3n(config) | _gemma4(config) | _latents(config)
+    wanted |= _kinds_of_layers(config, kind)
     said = {f"{kind}.{key}": value for key, value in wanted.items() if is_said(kind, key, value)}
     return {"general.architecture": kind} | said
 
@@ -215,6 +216,22 @@ def _gemma4(config: ModelConfig) -> dict[str, Any]:
         "feed_forward_length": [config.inner_size(layer) for layer in layers],
         "embedding_length_per_layer_input": 0 if inputs is None else inputs.size,
     }
+
+
+def _kinds_of_layers(config: ModelConfig, kind: str) -> dict[str, Any]:
+    if kind not in ("step35", "laguna"):
+        return {}
+    limits = {"swiglu_clamp_exp": config.swiglu_limits, "swiglu_clamp_shexp": config.shared_swiglu_limits}
+    values: dict[str, Any] = {key: list(limit) for key, limit in limits.items() if limit}
+    values["attention.head_count"] = [config.queries(layer) for layer in range(config.num_layers)]
+    if config.windows:
+        values["rope.dimension_count_swa"] = config.window_rotary_dim or config.rotated
+    if kind == "step35":  # of which layers without a window rotate half
+        return values | {"rope.dimension_count": 2 * config.rotated}
+    if config.windows:  # of so many layers the first has none; 0: all have one
+        full = [layer for layer, window in enumerate(config.windows) if not window]
+        values["attention.sliding_window_pattern"] = (full[1] if len(full) > 1 else config.num_layers) if full else 0
+    return values
 
 
 def _latents(config: ModelConfig) -> dict[str, Any]:

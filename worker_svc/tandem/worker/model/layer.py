@@ -119,7 +119,7 @@ class Layer(torch.nn.Module):
         if self.attention_post_norm is not None and self.mlp_post_norm is not None:
             self._leave_attention, self._leave_mlp = self.attention_post_norm.forward, self.mlp_post_norm.forward
         self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts | None = None
-        experts = config.experts if config.has_experts(index) else None
+        experts = config.experts_in(index)
         if not self._feeds:
             pass
         elif experts is not None and not experts.beside:
@@ -130,6 +130,7 @@ class Layer(torch.nn.Module):
         else:
             self.feed_forward = FeedForward(
                 *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
+                clamped=config.limit(index),
                 biases=config.mlp_bias,
                 gate_multiplier=config.gate_multiplier,
                 sparsity=config.sparsity[index] if config.sparsity else 0.0,
@@ -149,7 +150,8 @@ class Layer(torch.nn.Module):
         self._first_rows = dict(zip(rows, accumulate(rows.values(), initial=0), strict=False))
         self._values_are_keys = self._stores and "v" not in rows
         self._q_size, self._qkv_size = rows["q"], sum(rows.values())
-        self._heads, self._kv_heads, self._stored_heads = config.num_heads, kv_heads if self._stores else 0, kv_heads
+        self._heads = config.queries(index)
+        self._kv_heads, self._stored_heads = kv_heads if self._stores else 0, kv_heads
         self._qkv_shape = (-1, self._heads + 2 * self._kv_heads, head_dim)
         self._scale, self._cap = config.attention_scale, config.attention_soft_cap
         gates = config.gates(index)
@@ -165,7 +167,7 @@ class Layer(torch.nn.Module):
         self._unit: torch.Tensor | None = None
         if config.value_norm or self._norms_without_weights or config.qk_norm == "behind":
             self._unit = torch.ones(head_dim, device=self._device)
-        self.sinks = Bias(config.num_heads, torch.float32) if config.has_sinks(index) else None
+        self.sinks = Bias(self._heads, torch.float32) if config.has_sinks(index) else None
         self._narrow = config.value_dim if config.value_dim != head_dim else 0  # of a value that is shorter than a key
         self.attention_output = Linear(config.attended_size(index), config.hidden_size, dtype, bias=config.output_bias)
 
@@ -237,7 +239,10 @@ class Layer(torch.nn.Module):
         attended = attended.view(-1, self._q_size)
         if not self._share_a_gate:
             return attended
-        return self._operations.gate_by_sigmoid(attended, projected[:, self._qkv_size :])
+        gates = projected[:, self._qkv_size :]
+        if self._config.gate_activation == "softplus":
+            return self._operations.gate_by_softplus(attended, gates)
+        return self._operations.gate_by_sigmoid(attended, gates)
 
     def _widened(self, qkv: torch.Tensor) -> torch.Tensor:
         """Puts zeros behind values `[N, heads_of_keys * value_dim]` that stand behind queries and keys, as many as keys
@@ -332,6 +337,7 @@ class Layer(torch.nn.Module):
             grows=self._queries_grow,
             query_weights=self._query_weights,
             share_a_gate=self._share_a_gate,
+            gates_by_softplus=self._config.gate_activation == "softplus",
             stores=self._stores,
             values_are_keys=self._values_are_keys,
             narrow=self._narrow,
@@ -431,7 +437,7 @@ def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) 
 def _ordinary(mlp: FeedForward | UngatedFeedForward, by: float = 1.0) -> Feeding:
     if isinstance(mlp, UngatedFeedForward):
         return Feeding(mlp.up, mlp.down, mlp.activation, gated=False, by=by)
-    return Feeding(mlp.gate_up, mlp.down, mlp.activation, True, mlp.gate_multiplier, by)
+    return Feeding(mlp.gate_up, mlp.down, mlp.activation, True, mlp.gate_multiplier, by, mlp.limit)
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:

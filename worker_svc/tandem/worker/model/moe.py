@@ -78,7 +78,7 @@ class MixtureOfExperts(torch.nn.Module):
         if experts.shared_size:
             sizes = hidden_size, experts.shared_size
             self.shared = (
-                FeedForward(*sizes, dtype, operations, biases=biases)
+                FeedForward(*sizes, dtype, operations, clamped=experts.shared_limited, biases=biases)
                 if experts.gated
                 else UngatedFeedForward(*sizes, dtype, operations, activation, biases=biases)
             )

@@ -16,7 +16,6 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
     found = {
         "several streams": config.streams is not None,
         "gates by two matrices": has_state and isinstance(config.recurrence, KimiDelta),
-        "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
         "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
         "experts beside attention": config.parallel and config.has_experts(layer),
     }

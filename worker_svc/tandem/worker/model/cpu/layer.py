@@ -38,7 +38,15 @@ from tandem.worker.model.cpu.layer_parts import (
     TurnStruct,
 )
 from tandem.worker.model.cpu.matrices import Matrix, matrices_of
-from tandem.worker.model.cpu.native.layers import ACTIVATIONS, FORMATS, LANES, WORTH_A_THREAD, heads_of, pages_of
+from tandem.worker.model.cpu.native.layers import (
+    ACTIVATIONS,
+    FORMATS,
+    LANES,
+    LIMITED,
+    WORTH_A_THREAD,
+    heads_of,
+    pages_of,
+)
 from tandem.worker.model.cpu.operations import NativePlan
 from tandem.worker.model.cpu.recurrence import Carrying, CompiledMoves, carries_on, carrying, serves
 from tandem.worker.model.cpu.selection import NativeSelectingPlan
@@ -313,7 +321,8 @@ def _feeds(layer: LayerStruct, how: Feeding, taken: _Taken, rooms: dict[str, int
         raise _NotServedError
     layer.gate_up = (Matrix * PIECES)(*taken.pieces(how.up))
     layer.down, layer.inner = taken.one(how.down), taken.lanes(how.down.in_features)
-    layer.activation, layer.gated_mlp = ACTIVATIONS[how.activation], how.gated
+    layer.activation = LIMITED if how.limit else ACTIVATIONS[how.activation]
+    layer.limit, layer.gated_mlp = how.limit, how.gated
     layer.gate_by, layer.fed_by = how.gate_by, how.by
     rooms["inner"] = layer.inner
     rooms["gate_up"] = 2 * layer.inner if how.gated else 0
@@ -409,4 +418,4 @@ def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:
     layer.stores, layer.values_are_keys, layer.narrow = how.stores, how.values_are_keys, how.narrow
     layer.sinks, layer.query_weights = taken.vector(how.scores.sinks), taken.vector(how.query_weights)
     layer.scale, layer.cap, layer.grows = how.scores.scale, how.scores.cap, how.grows
-    layer.share_a_gate = how.share_a_gate
+    layer.share_a_gate, layer.softplus = how.share_a_gate, how.gates_by_softplus

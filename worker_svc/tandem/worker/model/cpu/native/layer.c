@@ -1,5 +1,6 @@
 // Whole layers in one call: between two of their operations no thread has the time to fall asleep.
 
+#include "gates.h"
 #include "matrices.h"
 #include "operations.h"
 
@@ -70,6 +71,8 @@ typedef struct {
     const float *by;
     float logits_by;       // what the router's answer is multiplied by
     int32_t weighs_input;  // what goes into an expert is multiplied by its share, not what comes out
+    float limit;           // of the activation LIMITED
+    int32_t softplus;      // what attention gives is multiplied by log(1 + e^gate) instead of the sigmoid
 } Layer;
 
 typedef struct {
@@ -214,7 +217,8 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
     for (int64_t i = 1; l->narrow && i < s->rows * heads; i++)
         memmove(s->mixed + i * l->narrow, s->mixed + i * d, (size_t)l->narrow * sizeof(float));
     if (l->share_a_gate)
-        tandem_gate_by_sigmoid(s->mixed, s->first + all, s->rows, heads * d, l->share_a_gate, stride, s->threads);
+        (l->softplus ? tandem_gate_by_softplus : tandem_gate_by_sigmoid)(s->mixed, s->first + all, s->rows, heads * d,
+                                                                         l->share_a_gate, stride, s->threads);
     return failed;
 }
 
@@ -358,8 +362,9 @@ static void carry(const Layer *l, const Step *s, const float *entering, Carrying
 // Whether what gates let through is packed for the next product as it is computed, and is never anywhere else.
 static int packs_gated(const Layer *l, const Step *s) {
     const Matrix *up = l->gate_up, *down = &l->down;
-    return l->gated_mlp && l->gate_by == 1 && up->bits == WIDE && up->outputs == 2 * l->inner && !up->bias &&
-           down->bits == WIDE && up->half == down->half && wide_gates(up->half, s->rows, l->inner);
+    return l->gated_mlp && l->gate_by == 1 && l->activation != LIMITED && up->bits == WIDE &&
+           up->outputs == 2 * l->inner && !up->bias && down->bits == WIDE && up->half == down->half &&
+           wide_gates(up->half, s->rows, l->inner);
 }
 
 static void feed_all(const Layer *l, const Step *s, const float *entering, float *out) {
@@ -375,7 +380,7 @@ static void feed_all(const Layer *l, const Step *s, const float *entering, float
     products(l->gate_up, entering, l->gated_mlp ? s->gate_up : s->inner, s);
     if (l->gated_mlp) {
         scale(s->gate_up, l->gate_by, s, l->inner, 2 * l->inner);
-        tandem_gate(l->activation, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
+        tandem_gate(l->activation, l->limit, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
     } else tandem_activate(l->activation, s->inner, s->rows * l->inner, s->threads);
     product(&l->down, s->inner, out, s);
     scale(out, l->fed_by, s, l->hidden, l->hidden);
