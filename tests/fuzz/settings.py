@@ -336,6 +336,16 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "v_head_dim": lambda random, drawn: random.randint(1, drawn.get("head_dim") or SIZES["head_dim"]),
         "attention_value_scale": one_of(ABSENT, 0.5, 0.707, 1.0),
     },
+    "MiniMax": {
+        "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "linear_attention"),
+        "sliding_window": NONE_OR_WINDOW,
+        "block_size": one_of(1, 8, 16, 256),
+        **{
+            f"{part}_{which}_factor": one_of(0.7, 1, 1.5, 3.5)
+            for part in ("full_attn", "linear_attn", "mlp")
+            for which in ("alpha", "beta")
+        },
+    },
     "Step3p7Text": {
         **_LISTED_WINDOWS,
         "num_sliding_attention_heads": lambda random, drawn: drawn["num_key_value_heads"] * random.choice((1, 2, 3, 5)),
@@ -448,6 +458,8 @@ PARTIAL = (
 )
 LONGROPE = ("Phi3", "MiniCPM3", "Phimoe")
 BY_LAYER = ("Gemma3Text", "Gemma3nText", "Olmo3", "Mellum")
+# Of lightning attention, which transformers stores, too; a table of 16 bits is another one.
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 PARTIAL_BY_LAYER = ("Step3p7Text", "Laguna")
 
 
@@ -537,6 +549,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "ExaoneMoe": ("n_group", "topk_group"),
     "KimiLinear": ("n_group", "topk_group", "layer_types"),
     "MiMoV2Flash": ("v_head_dim",),
+    "MiniMax": ("layer_types", "block_size"),
 }
 
 
@@ -655,8 +668,10 @@ def _made(model: Model, folder: Path) -> Any:
     named = json.loads((folder / "config.json").read_text())["architectures"]
     if model.dtype != "float32":
         dtype = DTYPES[model.dtype]
-        stored = {name: tensor.to(dtype) for name, tensor in theirs.state_dict().items()}
-        theirs.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
+        whole = theirs.state_dict()
+        stored = {name: tensor.to(dtype) for name, tensor in whole.items()}
+        rounded = {name: tensor.float() for name, tensor in stored.items() if not name.endswith(COMPUTED)}
+        theirs.load_state_dict(whole | rounded)
         theirs.config.dtype = dtype
         theirs.save_pretrained(folder, state_dict=stored)
         theirs.config.dtype = torch.float32

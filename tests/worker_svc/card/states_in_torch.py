@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tandem.worker.model.activations import sigmoid, silu
-from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, DELTA, KIMI, MAMBA, NO_NORM
+from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, CONSTANT, DELTA, KIMI, MAMBA, NO_NORM
 
 Grid = tuple[int, ...]
 
@@ -67,6 +67,8 @@ def _enter(a: Any, grid: Grid) -> None:
         if a.RULE == DELTA:
             decay = (a.rate * _softplus(gates[:, a.HEADS : 2 * a.HEADS] + a.bias)).exp()
             other = a.gate_by * sigmoid(gates[:, : a.HEADS])
+        elif a.RULE == CONSTANT:
+            decay, other = a.rate.exp().expand(length, -1), torch.ones(length, a.HEADS)
         else:
             other = _softplus(gates[:, : a.HEADS] * a.gate_by + a.bias).clamp(a.least, a.most)
             decay = (a.rate * other).exp()

@@ -58,6 +58,7 @@ ARCHITECTURES = {
     "mimo_v2_flash": "mimo2",
     "step3p5": "step35",
     "laguna": "laguna",
+    "minimax": "minimax-01",
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
@@ -108,7 +109,7 @@ PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "g
 PERMUTED += ("nemotron_h_moe", "olmo", "granite_swa")
 # Those that the package may not know, and one whose tensors are named as theirs are.
 LATER = {"hy_v3": "dots1", "cohere2_moe": "dots1", "granite_swa": "granite", "granitemoe_swa": "granitemoe"}
-LATER["laguna"] = "step35"
+LATER |= {"laguna": "step35", "minimax": "minimax-m2"}
 
 
 PLAIN = {
@@ -322,6 +323,10 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         _describe_gemma4(writer, config)
     if config.model_type == "mimo_v2_flash":
         _describe_mimo(writer, config)
+    if config.model_type == "minimax":
+        writer.add_residual_scale(config.mlp_alpha_factor)
+        recurrent = [kind == "linear_attention" for kind in config.layer_types]
+        writer.add_array("minimax-01.attention.recurrent_layers", recurrent)
     if config.model_type in ("step3p5", "laguna"):
         _describe_kinds(writer, config)
     if config.model_type == "mistral4":
@@ -660,6 +665,9 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             rows = torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
             found.append((f"blk.{layer}.attn_qkv.{name.rpartition('.')[2]}", rows))
             continue
+        if architecture == "minimax-01" and (stored := _MINIMAX.get(name.split(".", 3)[-1])):
+            found.append((f"blk.{layer}.{stored}", tensor))
+            continue
         if architecture == "kimi-linear" and (made := _of_kimi(tensor, name, layer)):
             found += made
             continue
@@ -722,6 +730,14 @@ _GEMMA4 = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
+}
+
+
+_MINIMAX = {
+    "self_attn.qkv_proj.weight": "attn_qkv.weight",
+    "self_attn.output_gate.weight": "attn_gate.weight",
+    "self_attn.norm.weight": "attn_norm_2.weight",
+    "self_attn.out_proj.weight": "attn_output.weight",
 }
 
 

@@ -315,6 +315,45 @@ FALCON: dict[str, Any] = {
 }
 
 # The parameters in thousand millions, the numbers of a sequence's state, and some tensors in the files.
+_ALPHAS_AND_BETAS = {
+    f"layernorm_{part}_{which}": number
+    for part in ("full_attention", "linear_attention", "mlp")
+    for which, number in (("alpha", 3.5565588200778455), ("beta", 1.0))
+}
+MINIMAX_TEXT_01: dict[str, Any] = _ALPHAS_AND_BETAS | {
+    "architectures": ["MiniMaxText01ForCausalLM"],
+    "attention_dropout": 0.0,
+    "attn_type_list": [int(layer % 8 == 7) for layer in range(80)],
+    "auto_map": {},
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 6144,
+    "initializer_range": 0.02,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 10240000,
+    "model_type": "minimax_text_01",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "postnorm": True,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000000,
+    "rotary_dim": 64,
+    "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0,
+    "shared_intermediate_size": 0,
+    "shared_moe_mode": "sigmoid",
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.45.2",
+    "use_cache": True,
+    "vocab_size": 200064,
+}
 PUBLISHED: dict[str, tuple[dict[str, Any], float, int, dict[str, tuple[int, ...]]]] = {
     "LFM2-1.2B": (
         LFM2,
@@ -396,6 +435,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, int, dict[str, tuple[int, ...]
             "model.layers.1.mixer.fc2_latent_proj.weight": (4096, 1024),
             "model.layers.1.mixer.experts.511.down_proj.weight": (1024, 2688),
             "model.layers.1.mixer.shared_experts.up_proj.weight": (5376, 4096),
+        },
+    ),
+    "MiniMax-Text-01": (
+        MINIMAX_TEXT_01,
+        456.1,
+        70 * 64 * 128 * 128,
+        {
+            "model.layers.0.self_attn.qkv_proj.weight": (24576, 6144),
+            "model.layers.0.self_attn.output_gate.weight": (8192, 6144),
+            "model.layers.0.self_attn.norm.weight": (8192,),
+            "model.layers.0.self_attn.out_proj.weight": (6144, 8192),
+            "model.layers.7.self_attn.k_proj.weight": (1024, 6144),
+            "model.layers.79.block_sparse_moe.experts.31.w2.weight": (6144, 9216),
         },
     ),
     "Falcon-H1-0.5B": (

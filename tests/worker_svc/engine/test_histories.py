@@ -42,6 +42,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MiMoV2FlashConfig,
+    MiniMaxConfig,
     Mistral4Config,
     NemotronHConfig,
     OlmoHybridConfig,
@@ -110,7 +111,13 @@ VARIANTS += [("kimi", "bfloat16", "int8"), ("mimo", "float32", "int4")]
 # Several streams, gates that are thinned, and layers that look at another one's keys.
 VARIANTS += [("gemma3n", "float32", "auto"), ("gemma3n", "bfloat16", "int8"), ("gemma3n", "float32", "int4")]
 # Heads of queries by layer, gates of heads, gates with limits, parts that rotate by the kind of layer.
-VARIANTS += [("step", "bfloat16", "auto"), ("laguna", "float32", "auto"), ("laguna", "bfloat16", "int8")]
+VARIANTS += [
+    ("minimax", "float32", "auto"),
+    ("minimax", "bfloat16", "int8"),
+    ("step", "bfloat16", "auto"),
+    ("laguna", "float32", "auto"),
+    ("laguna", "bfloat16", "int8"),
+]
 
 
 TINY: dict[str, Any] = {
@@ -279,6 +286,15 @@ def others() -> dict[str, Any]:
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        "minimax": MiniMaxConfig(
+            **TINY,
+            **experts,
+            num_hidden_layers=3,
+            head_dim=8,
+            num_local_experts=4,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            **dict.fromkeys(("full_attn_alpha_factor", "linear_attn_alpha_factor", "mlp_alpha_factor"), 1.5),
         ),
         "step": Step3p7TextConfig(
             **TINY,

@@ -16,9 +16,16 @@ from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
+from tandem.worker.checkpoints.layer_parts import (
+    Activation,
+    ClampedSwiGLU,
+    Experts,
+    KeptNorms,
+    PerLayerInputs,
+    QueryGrowth,
+)
 from tandem.worker.checkpoints.model_config import KVHeads
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, Lightning, Mamba, ShortConvolution
 from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native, stack
 from tandem.worker.model.cpu.native.library import calls
@@ -257,6 +264,13 @@ LAYERS: Mapping[str, dict[str, Any]] = {
         "experts": Experts(4, 2, 64, normalized=True, shared_size=72, dense_layers=(0,)),
         **{"swiglu_limits": (0.0, 0.3), "shared_swiglu_limits": (0.4, 0.2)},
     },
+    "MiniMax-01's norms that take the stream's place": {
+        **{
+            "kept_norms": KeptNorms(1.5, 2.5, 0.7),
+            "mixing_multiplier": 1.3,
+            "experts": Experts(4, 2, 64, normalized=True, scale=0.9),
+        },
+    },
     "Laguna's gates by softplus": {"qk_norm": "head", "attention_gate": True, "gate_activation": "softplus"},
     "latents in 8 bits": {"latents": Latents(24, 8, 16, 16), **ONE_LATENT},
     "latents in 4 bits, their channels centred": {
@@ -425,13 +439,14 @@ STATES = {
     "a gated delta rule by matrices apart, betas doubled, norms after attention": DeltaNet(
         *((0, 1), 4, 4, 8, 16, 4), beta_multiplier=2.0, norm_eps=1e-3, apart=True
     ),
+    "lightning attention, norms that take the stream's place": Lightning((0, 1), 4, 24, output_multiplier=0.7),
 }
 AFTER_ATTENTION = {"norm_placement": "after_attention", "qk_norm": "whole"}
 BESIDE = {"mixing_multiplier": 0.75, "gate_multiplier": 1.5, "feed_forward_multiplier": 0.5}
 
 
 ODD = 44  # an intermediate size that the call does not serve
-_KIND_OF = [*zip(STATES, (*KINDS, KINDS[1], None), strict=True), ("a convolution", None)]
+_KIND_OF = [*zip(STATES, (*KINDS, KINDS[1], None, None), strict=True), ("a convolution", None)]
 
 
 @pytest.mark.parametrize(
@@ -442,6 +457,8 @@ def test_a_layer_with_a_state_in_one_call_has_the_bits_of_one_in_pieces(
 ) -> None:
     beside = BESIDE if isinstance(states_of := STATES[name], Mamba) and states_of.beside_attention else {}
     others = AFTER_ATTENTION if isinstance(states_of, DeltaNet) and states_of.apart else beside
+    if isinstance(states_of, Lightning):
+        others = {"kept_norms": KeptNorms(1.5, 2.5, 0.7), "mixing_multiplier": 1.3}
     config = replace(llama("tiny", 128), num_layers=3, recurrence=states_of, **others)
     config = replace(config, intermediate_size=inner or config.intermediate_size)
     checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)

@@ -13,7 +13,7 @@ from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ConfigError, Experts, PerLayerInputs, Streams
 from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, Recurrence, ShortConvolution
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.model.parallel import Ranks
@@ -165,6 +165,7 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
         ({"query_heads": (8, 12)}, 8, "query_heads 12 cannot be shared by 8 ranks"),
         ({"qk_norm": "whole"}, 8, "num_kv_heads 4 cannot be shared by 8 ranks"),
         ({"intermediate_size": 42}, 4, "intermediate_size 42 cannot be shared by 4 ranks"),
+        ({"recurrence": Lightning((0,), 8, 6)}, 2, "lightning.heads are normed together, which 2 ranks cannot share"),
         ({"recurrence": replace(MAMBA, groups=1)}, 2, "mamba.groups 1 cannot be shared by 2 ranks"),
         ({"recurrence": replace(DELTA_NET, key_heads=2)}, 4, "delta_net.key_heads 2 cannot be shared by 4 ranks"),
     ],

@@ -42,7 +42,13 @@ GGUF += [
     "mistral4, groups, a latent of queries, two shared",
 ]
 GGUF += ["mimo v2 flash", "mimo v2 flash, output and embedding one, layers of another order"]
-GGUF += ["step 3.5", "laguna", "laguna without windows, gates of each number"]
+GGUF += [
+    "minimax 01",
+    "minimax 01 without states",
+    "step 3.5",
+    "laguna",
+    "laguna without windows, gates of each number",
+]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
@@ -176,6 +182,7 @@ NEW = [
     "Mistral4",
     "KimiLinear",
     "MiMoV2Flash",
+    "MiniMax",
     "Step3p7Text",
     "Laguna",
 ]

@@ -67,6 +67,7 @@ from tests.worker_svc.model.tiny_settings import (
     MELLUM,
     MIMO,
     MINIMAX,
+    MINIMAX_01,
     MINISTRAL3,
     MISTRAL4,
     MIXED,
@@ -406,6 +407,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"gating": "per-element", "layer_types": None, "num_attention_heads_per_layer": None, "head_dim": 12}
         | {"rope_parameters": {"full_attention": HALF}, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"]},
     ),
+    "minimax 01": ("MiniMax", MINIMAX_01),
+    "minimax 01, factors of its own, windows, a table for both, sizes that are not compiled": (
+        "MiniMax",
+        MINIMAX_01
+        | {"head_dim": 10, "sliding_window": WINDOW, "tie_word_embeddings": True, "layer_types": None}
+        | {"full_attn_alpha_factor": 1.5, "linear_attn_alpha_factor": 1.2, "mlp_alpha_factor": 0.8}
+        | {"full_attn_beta_factor": 0.7, "linear_attn_beta_factor": 1.3, "mlp_beta_factor": 0.9},
+    ),
+    "minimax 01 without states": ("MiniMax", MINIMAX_01 | {"layer_types": ["full_attention"] * 4}),
     "youtu": ("Youtu", LATENTS),
     "minicpm3": (
         "MiniCPM3",

@@ -367,6 +367,12 @@ _BY_KIND = QWEN_EXPERTS | {
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
     "rope_parameters": _PARTS,
 }
+# Parts that give less than what they are added to, as published.
+MINIMAX_01 = EXPERTS | {
+    **{"num_hidden_layers": 4, "head_dim": 8, "full_attn_alpha_factor": 2.5, "linear_attn_alpha_factor": 2.5},
+    **{"mlp_alpha_factor": 2.5, "block_size": 8},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
 LAGUNA = _BY_KIND | {
     **{"num_attention_heads_per_layer": [4, 6, 6, 6], "shared_expert_intermediate_size": 24},
 }

@@ -14,6 +14,7 @@ from tandem.worker.checkpoints import gguf_gemma3n as gemma3n
 from tandem.worker.checkpoints import gguf_kimi as kimi
 from tandem.worker.checkpoints import gguf_kinds as kinds
 from tandem.worker.checkpoints import gguf_mimo as mimo
+from tandem.worker.checkpoints import gguf_minimax as minimax
 from tandem.worker.checkpoints import gguf_states as states
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
@@ -320,6 +321,13 @@ ARCHITECTURES = {
         partly_rotated=True,
         layer_names=LAYER_NAMES | {"router_bias": "exp_probs_b.bias"},
         experts=GgufExperts(always=_SIGMOID),
+    ),
+    "minimax-01": GgufArchitecture(
+        "minimax",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | minimax.LAYER_NAMES,
+        prepared=minimax.without_scale,
+        further=minimax.minimax,
     ),
     "gpt-oss": GgufArchitecture(
         "gpt_oss",

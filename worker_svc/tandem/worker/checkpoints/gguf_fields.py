@@ -144,6 +144,7 @@ _MORE: Mapping[str, Table] = {
     "deepseek32": _LATENTS | _INDEXER,
     "glm-dsa": _LATENTS | _INDEXER | rules(USED, "attention.indexer.types"),
     "minimax-m2": _EXPERTS,
+    "minimax-01": rules(USED, "residual_scale full_attention_interval attention.recurrent_layers"),
     "olmo": _LAYER_NORM | rules(USED, "attention.clamp_kqv"),
     "hunyuan-moe": rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((1,))},
     "afmoe": _EXPERTS

@@ -170,6 +170,8 @@ _GPT_2 = (
     | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types")
 )
 
+_ALPHA_BETA, _MINIMAX_PARTS = ("alpha", "beta"), ("full_attention", "linear_attention", "mlp")
+
 # By our name of the architecture.
 CONFIG: Mapping[str, Table] = {
     "llama": _DENSE
@@ -451,6 +453,14 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval")
     | rules(NEUTRAL, "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor")
     | {"head_dim": Only()},
+    "minimax": _CONFIG
+    | _EXPERTS
+    | rules(USED, "num_experts attn_type_list rotary_dim sliding_window")
+    | rules(USED, *(f"{part}_{which}_factor" for part in ("full_attn", "linear_attn", "mlp") for which in _ALPHA_BETA))
+    | rules(USED, *(f"layernorm_{part}_{which}" for part in _MINIMAX_PARTS for which in _ALPHA_BETA))
+    # how prompts are cut, which changes no more than roundings, and what is of a part that is not there
+    | rules(NEUTRAL, "block_size shared_moe_mode")
+    | {"postnorm": Only((True,)), "shared_intermediate_size": Only((0,))},
     "olmo2": _DENSE | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _DENSE | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},

@@ -205,6 +205,19 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptNorms:
+    """The stream goes on as what the norm before a part gives, multiplied; what the part gives is added to it."""
+
+    attention: float
+    state: float
+    feed_forward: float
+
+    def __post_init__(self) -> None:
+        for name in ("attention", "state", "feed_forward"):
+            require_finite(f"kept_norms.{name}", getattr(self, name), above=0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class PerLayerInputs:
     """What a layer is given of each token beside the stream (`model/per_layer_inputs.py`)."""
 

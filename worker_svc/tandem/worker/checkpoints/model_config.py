@@ -16,6 +16,7 @@ from tandem.worker.checkpoints.layer_parts import (
     Activation,
     ConfigError,
     Experts,
+    KeptNorms,
     LimitedSwiGLU,
     PerLayerInputs,
     QueryGrowth,
@@ -79,6 +80,7 @@ class ModelConfig:
     norm_placement: Literal["before", "after", "both", "after_attention"] = "before"
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
+    kept_norms: KeptNorms | None = None
     attention_multiplier: float | None = None  # of queries times keys; None: one over the root of head_dim
     attention_soft_cap: float = 0.0  # queries times keys become cap tanh(that / cap); 0: they stay
     logit_multiplier: float = 1.0
@@ -191,6 +193,11 @@ class ModelConfig:
                 given = len(getattr(self.rope_scaling, name))
                 if given != wanted:
                     raise ConfigError(f"rope_scaling.{name}", f"are {given}, but a head of {self.rotated} has {wanted}")
+        if self.kept_norms is not None and (
+            *(self.norm_placement, self.norm, self.residual_multiplier, self.parallel),
+            *(self.feed_forward_alone, self.beside_attention, self.per_layer_inputs, self.layer_scale),
+        ) != ("before", "rms", 1.0, False, None, False, None, False):
+            raise ConfigError("kept_norms", "are of RMS norms before a layer's two parts")
         if self.recurrence is not None:
             if not self.attention_layers:
                 raise ConfigError("recurrence.layers", "leave no layer that has attention; one at least must have it")
@@ -346,6 +353,14 @@ class ModelConfig:
     def projects_values(self, layer: int) -> bool:
         """Tells whether a layer that stores has a projection for values."""
         return not self.values_are_keys or (bool(self.windows) and self.windows[layer] > 0)
+
+    def kept_norm(self, layer: int) -> float:
+        """Returns by what the norm before a layer's first part is multiplied where it takes the stream's place; 0: it
+        does not."""
+        kept, recurrence = self.kept_norms, self.recurrence
+        if kept is None:
+            return 0.0
+        return kept.state if recurrence is not None and layer in recurrence.layers else kept.attention
 
     def inner_size(self, layer: int) -> int:
         """Returns the intermediate size of a layer's ordinary feed-forward part."""

@@ -308,7 +308,8 @@ def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         grown = yarn_attention_factor(scaling.factor) - 1
         parameters["mscale_all_dim"] = round((factor - 1) / grown, 10) if grown else 0.0
     usually_in_part = architecture.partial_rotary not in (None, 1)
-    if config.latents is None and (config.rotary_dim is not None or usually_in_part):
+    said = architecture.name == "minimax"  # by `rotary_dim`
+    if config.latents is None and not said and (config.rotary_dim is not None or usually_in_part):
         parameters["partial_rotary_factor"] = _share(config.rotated, config.layer_heads[-1].size)
     if config.query_growth is not None and architecture.query_growth:
         parameters["llama_4_scaling_beta"] = config.query_growth.beta

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 
 _INFINITE = {"__float__": "Infinity"}  # which JSON has not, as transformers writes it
 
@@ -34,6 +34,8 @@ def states(config: ModelConfig) -> dict[str, Any]:
             return _nemotron(config)
         case "falcon_h1":
             return _falcon(config)
+        case "minimax":
+            return _minimax(config)
         case "bamba":
             return {"attn_layer_indices": list(config.attention_layers), **_mamba(config)}
     return {}
@@ -130,6 +132,19 @@ def _falcon(config: ModelConfig) -> dict[str, Any]:
         "projectors_bias": sizes.output_bias,
         **_mamba(config),
         "mamba_proj_bias": sizes.input_bias,
+    }
+
+
+def _minimax(config: ModelConfig) -> dict[str, Any]:
+    sizes, kept = config.recurrence, config.kept_norms
+    assert (sizes is None or isinstance(sizes, Lightning)) and kept is not None
+    return {
+        "layer_types": _kinds(config, "linear_attention", "full_attention"),
+        "full_attn_alpha_factor": kept.attention,
+        "full_attn_beta_factor": config.mixing_multiplier,
+        "linear_attn_alpha_factor": kept.state,
+        "linear_attn_beta_factor": 1.0 if sizes is None else sizes.output_multiplier,
+        "mlp_alpha_factor": kept.feed_forward,
     }
 
 

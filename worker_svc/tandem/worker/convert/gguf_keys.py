@@ -21,7 +21,7 @@ from tandem.worker.checkpoints.gguf_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.gguf_states import MAMBA_KEYS
 from tandem.worker.checkpoints.layer_parts import Experts, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama.cpp's numbers
 # Of which another key, or a tensor, says the same in another way.
@@ -181,8 +181,10 @@ def _states(config: ModelConfig) -> dict[str, Any]:
             return {"ssm.conv_kernel": sizes.kernel, "kda.head_dim": sizes.head_dim}
         case ShortConvolution():
             return {"shortconv.l_cache": sizes.kernel}
+        case Lightning():
+            return _kept_norms(config, sizes.layers)
         case None:
-            return {}
+            return _kept_norms(config, ())
     return values | {"ssm.inner_size": sizes.size}
 
 
@@ -197,6 +199,13 @@ def _gemma3n(config: ModelConfig) -> dict[str, Any]:
         "embedding_length_per_layer_input": inputs.size,
         "feed_forward_length": [config.inner_size(layer) for layer in range(config.num_layers)],
     }
+
+
+def _kept_norms(config: ModelConfig, states: tuple[int, ...]) -> dict[str, Any]:
+    if config.kept_norms is None:
+        return {}
+    recurrent = [layer in states for layer in range(config.num_layers)]
+    return {"residual_scale": config.kept_norms.attention, "attention.recurrent_layers": recurrent}
 
 
 def _gemma4(config: ModelConfig) -> dict[str, Any]:

@@ -101,6 +101,9 @@ class Layer(torch.nn.Module):
         self._rope: Rope = config.layer_ropes[index]
         self.kind: LayerKind = (self._attention, self._rope)
         self.attention_norm = stream_norm(config, operations, self._device)
+        self._mixing_by = config.mixing_multiplier  # what mixing gives is multiplied by
+        # By what the norms before both parts are multiplied where they take the stream's place; 0: they do not.
+        self._kept = (config.kept_norm(index), 0.0 if config.kept_norms is None else config.kept_norms.feed_forward)
         self._make_mixing(config, index, dtype)
         self.mlp_norm: RMSNorm | LayerNorm | None = None
         self._feeds = config.feeds(index)
@@ -177,16 +180,20 @@ class Layer(torch.nn.Module):
         """Returns `x [N, hidden]` after the layer and what is still to be added to it, given both before it; x itself
         is overwritten. With `wanted` `[M]`, only those rows come out."""
         mlp = self.feed_forward
-        attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
+        entering = self._enter_attention(x, delta, float8=self._takes_float8 and not self._kept[0])
+        x = _kept(x, entering, self._kept[0])
+        attended = self._attend(entering, step)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         delta = self.attention_output(attended)
-        if self._config.mixing_multiplier != 1:
-            delta = delta * self._config.mixing_multiplier
+        if self._mixing_by != 1:
+            delta = delta * self._mixing_by
         delta = self._leave_attention(self._ranks.add_up(delta))
         if mlp is None:
             return x, delta
-        entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        float8 = isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8 and not self._kept[1]
+        entering = self._enter_mlp(x, delta, float8=float8)
+        x = _kept(x, entering, self._kept[1])
         return self.feed(x, delta, entering, step, wanted)
 
     def feed(
@@ -279,13 +286,15 @@ class Layer(torch.nn.Module):
                 parallel=config.parallel and self._feeds,
                 given=self._given(),
                 by=None if self.scale is None else self.scale.weight,
+                kept=self._kept,
             )
             if whole is not None:
                 return whole
         if not any(mixing) or (self._feeds and not self._goes_on):
             return None
         return CompiledLayer.of(
-            config.hidden_size, *mixing, None, Behind.THE_CALLERS if self._feeds else Behind.NOTHING, norms
+            *(config.hidden_size, *mixing, None, Behind.THE_CALLERS if self._feeds else Behind.NOTHING, norms),
+            kept=self._kept,
         )
 
     @property
@@ -325,7 +334,7 @@ class Layer(torch.nn.Module):
         attending = Attending(
             matrix=self.qkv,
             output=self.attention_output,
-            by=self._config.mixing_multiplier,
+            by=self._mixing_by,
             first=first,
             whole=whole,
             limit=self._config.qkv_limit,
@@ -432,6 +441,14 @@ class Layer(torch.nn.Module):
 def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
     """Adds `delta` to `x` in place, if there is one, where no norm comes before a part."""
     return x if delta is None else x.add_(delta)
+
+
+def _kept(x: torch.Tensor, normed: Rows, by: float) -> torch.Tensor:
+    """Returns the stream behind the norm before a part, which may take its place."""
+    if not by:
+        return x
+    assert isinstance(normed, torch.Tensor)
+    return torch.mul(normed, by, out=x)
 
 
 def _ordinary(mlp: FeedForward | UngatedFeedForward, by: float = 1.0) -> Feeding:

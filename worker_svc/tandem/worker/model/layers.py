@@ -8,7 +8,7 @@ import torch
 
 from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.checkpoints.recurrences import Lightning, Mamba
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.heads import CompiledHeads
 from tandem.worker.model.cpu.layer_parts import Attending, AttendingLatents, Carried
@@ -31,7 +31,9 @@ class RecurrentLayer(Layer):
         sizes = config.recurrence
         assert sizes is not None
         self._state_index = sizes.layers.index(index)
-        self.mixer = make_mixer(config, sizes, dtype)
+        self.mixer = make_mixer(config, sizes, dtype, index)
+        if isinstance(sizes, Lightning):
+            self._mixing_by = sizes.output_multiplier
         self.attention_output = Linear(sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
 
     @property
@@ -44,7 +46,8 @@ class RecurrentLayer(Layer):
         return step.states.recur(self.mixer.rule, self._state_index, mixed, gates)
 
     def _mixing(self) -> tuple[Attending | None, Carried | None]:
-        return None, Carried(self.mixer.first, self.attention_output, self.mixer.rule, self.mixer.beside)
+        mixer = self.mixer
+        return None, Carried(mixer.first, self.attention_output, mixer.rule, mixer.beside, self._mixing_by)
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         return of_mixer(self.mixer, self.attention_output)
@@ -126,7 +129,7 @@ class BesideLayer(Layer):
         assert isinstance(config.recurrence, Mamba)
         self._sizes = config.recurrence
         self._state_index = config.recurrence.layers.index(index)
-        self.mixer = make_mixer(config, config.recurrence, dtype)
+        self.mixer = make_mixer(config, config.recurrence, dtype, index)
         self.mixer_output = Linear(self._sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
 
     def forward(

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from tandem.worker.checkpoints.layer_parts import ConfigError
 from tandem.worker.checkpoints.model_config import ModelConfig
 
-_STATES = ("delta_net", "kimi_delta", "mamba", "short_convolution")
+_STATES = ("delta_net", "kimi_delta", "mamba", "lightning", "short_convolution")
 _BY_COLUMNS = ("attention.output", "down", *(f"{state}.output" for state in _STATES))
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import recurrences
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
+from tandem.worker.model.lightning import LightningRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.recurrence import Rule
@@ -30,7 +31,15 @@ from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_whole_model import cache_for, loaded, operations_for
 from tests.worker_svc.model.llama_folders import some_ids
 from tests.worker_svc.model.tiny_models import saved
-from tests.worker_svc.model.tiny_settings import FALCON, GRANITE_HYBRID, HYBRID, KIMI, LFM2, OLMO_HYBRID
+from tests.worker_svc.model.tiny_settings import (
+    FALCON,
+    GRANITE_HYBRID,
+    HYBRID,
+    KIMI,
+    LFM2,
+    MINIMAX_01,
+    OLMO_HYBRID,
+)
 
 SLOTS, JOURNAL = 5, 3
 
@@ -58,6 +67,13 @@ def state_space(state: int = 8, head_dim: int = 8, **options: Any) -> MambaRule:
     return MambaRule(sizes, 1e-5, random(1, 4, sizes.channels), random(6, sizes.channels), *parts)
 
 
+def lightning(head_dim: int = 8) -> LightningRule:
+    sizes = Lightning((0,), 2, head_dim)
+    rate = -random(2, 2).exp()
+    ones = torch.ones(1, sizes.channels, device=DEVICE)
+    return LightningRule(sizes, 1e-6, ones, rate, torch.zeros_like(rate), random(5, sizes.size))
+
+
 def convolution(channels: int = 24) -> ConvolutionRule:
     return ConvolutionRule(ShortConvolution((0,), channels, 4), random(1, 4, channels), None)
 
@@ -71,6 +87,8 @@ RULES: dict[str, Callable[[], Rule]] = {
     "state space": state_space,
     "state space, norm before the gate": lambda: state_space(5, 7, norm="before"),
     "state space without a norm": lambda: state_space(norm="none"),
+    "lightning attention": lightning,
+    "lightning attention, sizes that fill nothing": lambda: lightning(6),
     "convolution": convolution,
     "convolution of many channels": lambda: convolution(136),
 }
@@ -81,6 +99,9 @@ def rows_for(rule: Rule, rows: int, seed: int = 9) -> tuple[torch.Tensor, torch.
     sizes = rule.sizes
     if isinstance(sizes, ShortConvolution):
         return random(seed, rows, sizes.channels), 2 * random(seed + 1, rows, sizes.channels)
+    if isinstance(sizes, Lightning):
+        mixed = random(seed, rows, sizes.channels + sizes.size)
+        return mixed, mixed[:, :0]
     gates = sizes.factors if isinstance(sizes, DeltaNet | KimiDelta) else sizes.heads
     return random(seed, rows, sizes.channels + sizes.size), 2 * random(seed + 1, rows, gates)
 
@@ -144,6 +165,10 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 state[head] *= decay
                 state[head] += np.outer(k, (v - k @ state[head]) * of.beta_multiplier / (1 + np.exp(-b)))
                 y[head] = q @ state[head]
+            elif isinstance(rule, LightningRule):
+                v, k, q = x.reshape(3, heads, rows)[:, head]
+                state[head] = np.exp(float(rule.rate[head])) * state[head] + np.outer(k, v)
+                y[head] = q @ state[head]
             else:
                 assert isinstance(rule, MambaRule)
                 given, group = x[head * columns :][:columns], head // (heads // rule.sizes.groups) * rows
@@ -154,6 +179,8 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 y[head] = read @ state[head] + float(rule.skip[head]) * given
         if isinstance(rule, KimiDeltaRule):
             y = y / np.sqrt((y * y).mean(-1, keepdims=True) + rule.eps) * part["norm"] / (1 + np.exp(-z))
+        elif isinstance(rule, LightningRule):
+            y = y / np.sqrt((y * y).mean() + rule.eps) * part["norm"].reshape(heads, columns) / (1 + np.exp(-z))
         elif isinstance(rule, DeltaRule):
             y = y / np.sqrt((y * y).mean(-1, keepdims=True) + rule.eps) * part["norm"] * silu(z)
         else:
@@ -174,6 +201,7 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
         "delta rule, betas doubled",
         "Kimi's delta rule",
         "state space, norm before the gate",
+        "lightning attention",
         "convolution",
     ),
 )
@@ -285,6 +313,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "KimiLinear",
         KIMI | {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
         | {"linear_head_dim": 8, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
+    ),
+    "minimax 01": (
+        "MiniMax",
+        MINIMAX_01 | TINY | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        | {"intermediate_size": 24, "linear_attn_beta_factor": 1.3},
     ),
     "falcon h1": ("FalconH1", FALCON | TINY | {"mamba_n_heads": 6}),
 }  # fmt: skip

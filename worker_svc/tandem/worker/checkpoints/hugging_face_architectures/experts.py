@@ -9,6 +9,7 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GRANITE_MOE_NAMES,
     GRANITE_SWA,
     HUNYUAN_NAMES,
+    MIXTRAL_NAMES,
     NORM_BIASES,
     OLMO,
     QWEN_WINDOW,
@@ -69,13 +70,7 @@ _GRANITE_SHARED = {
     "shared.up": "shared_mlp.input_linear.weight",
     "shared.down": "shared_mlp.output_linear.weight",
 }
-_MIXTRAL_NAMES = LAYER_NAMES | {
-    "router": "block_sparse_moe.gate.weight",
-    "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
-    "experts.up": "block_sparse_moe.experts.{}.w3.weight",
-    "experts.down": "block_sparse_moe.experts.{}.w2.weight",
-}
-_MINIMAX_NAMES = _MIXTRAL_NAMES | {"router_bias": "block_sparse_moe.e_score_correction_bias"}
+_MINIMAX_NAMES = MIXTRAL_NAMES | {"router_bias": "block_sparse_moe.e_score_correction_bias"}
 _GPT_OSS_NAMES = LAYER_NAMES | {
     "attention.sinks": "self_attn.sinks",
     "router": "mlp.router.weight",
@@ -96,7 +91,7 @@ _LLAMA4_NAMES = {name: stored.replace("mlp.", "feed_forward.") for name, stored 
     "experts.up": "feed_forward.experts.gate_up_proj",
     "experts.down": "feed_forward.experts.down_proj",
 }
-_PHIMOE_NAMES = _MIXTRAL_NAMES | NORM_BIASES
+_PHIMOE_NAMES = MIXTRAL_NAMES | NORM_BIASES
 _GRANITE_MOE_SWA_NAMES = (
     LAYER_NAMES
     | _GRANITE_SHARED
@@ -120,7 +115,7 @@ _GRANITE_SHARED_EXPERTS = ExpertFields(
 _LOCAL_EXPERTS = ExpertFields(("num_local_experts",), 8, 2, "intermediate_size", normalized=True)
 
 EXPERTS = (
-    Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6, experts=_LOCAL_EXPERTS),
+    Architecture("mixtral", "MixtralForCausalLM", MIXTRAL_NAMES, rope_theta=1e6, experts=_LOCAL_EXPERTS),
     Architecture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",

@@ -10,12 +10,15 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GLM4_MOE_NAMES,
     GRANITE_MOE_NAMES,
     LATENT_NAMES,
+    MIXTRAL_NAMES,
     NORMS_AFTER,
     SHARED_EXPERT,
 )
 from tandem.worker.checkpoints.hugging_face_kimi import kimi_linear, with_usual_names
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe, lfm3
 from tandem.worker.checkpoints.hugging_face_mamba import bamba, falcon_h1, granite_hybrid, nemotron_h, with_layers
+from tandem.worker.checkpoints.hugging_face_minimax import minimax
+from tandem.worker.checkpoints.hugging_face_minimax import with_usual_names as minimax_names
 from tandem.worker.checkpoints.hugging_face_olmo_hybrid import olmo_hybrid
 
 _HYBRID_NAMES = LAYER_NAMES | {
@@ -264,6 +267,32 @@ HYBRIDS = (
             grouped=True,
             scale=2.446,
             always={"score": "sigmoid", "biased": True},
+        ),
+    ),
+    Architecture(
+        "minimax",
+        "MiniMaxForCausalLM",
+        MIXTRAL_NAMES
+        | {
+            "lightning.channels": "self_attn.qkv_proj.weight",
+            "lightning.z": "self_attn.output_gate.weight",
+            "lightning.norm_weight": "self_attn.norm.weight",
+            "lightning.output": "self_attn.out_proj.weight",
+        },
+        also_named=("minimax_text_01", "minimax_m1"),
+        also_spelled=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+        rope_theta=1e6,
+        partial_rotary=1.0,
+        own_layer_kinds=True,
+        prepared=minimax_names,
+        further=minimax,
+        experts=ExpertFields(
+            ("num_local_experts", "num_experts"),
+            8,
+            2,
+            "intermediate_size",
+            normalized=True,
+            scaled="mlp_beta_factor",
         ),
     ),
 )

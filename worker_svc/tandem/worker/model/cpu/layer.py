@@ -114,15 +114,17 @@ class CompiledLayer:
         parallel: bool = False,
         given: Given | None = None,
         by: torch.Tensor | None = None,
+        kept: tuple[float, float] = (0.0, 0.0),
     ) -> CompiledLayer | None:
         """Of attention and a state there may be either, both on the same rows, or none; `feeding` is there if it is in
         the call, and `parallel` if it is given the same rows too; behind all comes what the layer is `given` beside the
-        stream, and a factor `[1]` that the stream is multiplied `by`. None if the library
-        does not serve such a layer."""
+        stream, and a factor `[1]` that the stream is multiplied `by`. Norms before both parts that are `kept` take the
+        stream's place, multiplied. None if the library does not serve such a layer."""
         taken = _Taken()
         rooms = dict.fromkeys(ROOMS, 0) | {"normed": hidden}
         layer = LayerStruct(hidden=hidden, eps=norms.eps, centred=norms.centred)
         layer.feeds, layer.parallel = behind.value, parallel
+        layer.keeps_mixed, layer.keeps_fed = kept
         try:
             taken.lanes(hidden)
             for name, norm in zip(NORMS, norms[2:], strict=True):

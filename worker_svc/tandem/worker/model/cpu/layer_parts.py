@@ -116,6 +116,8 @@ class LayerStruct(ctypes.Structure):
     weighs_input: bool
     limit: float
     softplus: bool
+    keeps_mixed: float
+    keeps_fed: float
     stores: bool
     values_are_keys: bool
     narrow: int
@@ -150,6 +152,7 @@ class LayerStruct(ctypes.Structure):
         ("weighs_input", _Number),
         ("limit", _Float),
         ("softplus", _Number),
+        *((name, _Float) for name in ("keeps_mixed", "keeps_fed")),
     )
 
 

@@ -73,6 +73,8 @@ typedef struct {
     int32_t weighs_input;  // what goes into an expert is multiplied by its share, not what comes out
     float limit;           // of the activation LIMITED
     int32_t softplus;      // what attention gives is multiplied by log(1 + e^gate) instead of the sigmoid
+    // By what the norms before both parts are multiplied where they take the stream's place; 0: they do not.
+    float keeps_mixed, keeps_fed;
 } Layer;
 
 typedef struct {
@@ -149,6 +151,11 @@ static const float *enter(const Layer *l, const Step *s, float *x, const float *
     if (norm->weight) normalize(l, s, x, delta, norm, s->normed);
     else if (delta) tandem_add(x, delta, s->rows, l->hidden, l->hidden, s->threads);
     return norm->weight ? s->normed : x;
+}
+
+// The stream becomes what a norm has given, multiplied, if at all.
+static void keep(const Layer *l, const Step *s, float *x, const float *normed, float by) {
+    for (int64_t i = 0; by && i < s->rows * l->hidden; i++) x[i] = normed[i] * by;
 }
 
 static void leave(const Layer *l, const Step *s, float *delta, const Norm *norm) {
@@ -354,8 +361,10 @@ static void carry(const Layer *l, const Step *s, const float *entering, Carrying
         tandem_short_convolution(r, c->works, c->count, c->saves);
         return;
     }
-    product(&l->gates, entering, s->gates, s);
-    r->gates = s->gates, r->gates_stride = width_of(&l->gates);
+    if (l->gates.outputs) {
+        product(&l->gates, entering, s->gates, s);
+        r->gates = s->gates, r->gates_stride = width_of(&l->gates);
+    }
     (c->rule == MAMBA ? tandem_mamba : tandem_delta_net)(r, c->works, c->count, c->saves);
 }
 
@@ -472,6 +481,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
     const float *entering = enter(l, s, x, begins ? 0 : delta, &l->enter_attention);
     int failed = 0;
     if (turn->state || l->attention.output.outputs) {
+        keep(l, s, x, entering, l->keeps_mixed);
         failed = mix(l, s, entering, delta, turn->keys, turn->values, turn->index_keys, turn->state);
         leave(l, s, delta, &l->leave_attention);
         if (l->feeds == NOTHING) return failed;
@@ -482,6 +492,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
             return failed;
         }
         entering = enter(l, s, x, delta, &l->enter_mlp);
+        keep(l, s, x, entering, l->keeps_fed);
     }
     if (l->feeds == THE_CALLERS) return failed;
     feed(l, s, entering, delta);

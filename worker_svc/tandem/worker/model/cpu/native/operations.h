@@ -133,6 +133,7 @@ typedef struct {
     float eps, least, most, dt_by, z_by;  // dt is from least to most; what dt and z are multiplied by first
     float beta_by;                        // what a delta rule's betas are multiplied by
     int norm_kind, threads;               // see mamba.c
+    int64_t norm_groups;                  // of a token's numbers, each with a norm of its own
 } Recurrence;
 
 // works [count, 9]: slot, fresh, row, length, replayed, commit, place, first and last of its saves [.., 2]: count, slot
