@@ -372,6 +372,22 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
             -(-drawn["num_experts_per_tok"] * drawn["n_group"] // drawn["num_experts"]), drawn["n_group"]
         ),
     },
+    "BailingHybrid": {
+        "q_lora_rank": one_of(ABSENT, 16, 32),
+        "layer_types": lambda random, drawn: random.choice(
+            (ABSENT, _shuffled(random, drawn, "full_attention", "linear_attention"))
+        ),
+        "layer_group_size": lambda random, drawn: random.randint(1, drawn["num_hidden_layers"]),
+        "head_dim": one_of(4, 6, 8, 16, 24),
+        "short_conv_kernel_size": one_of(2, 3, 4),
+        "kda_safe_gate": FLAG,
+        "kda_lower_bound": one_of(-0.7, -2.0, -5.0),
+        "first_k_dense_replace": one_of(0, 1, 2),
+        "n_group": _groups_of_experts,
+        "topk_group": lambda random, drawn: random.randint(
+            -(-drawn["num_experts_per_tok"] * drawn["n_group"] // drawn["num_experts"]), drawn["n_group"]
+        ),
+    },
     "Mistral4": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "Glm4MoeLite": {"q_lora_rank": one_of(ABSENT, 16, 32)},
     "Youtu": {"q_lora_rank": one_of(ABSENT, 16, 32)},
@@ -548,6 +564,7 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "HyperCLOVAX": ("use_post_norm",),
     "ExaoneMoe": ("n_group", "topk_group"),
     "KimiLinear": ("n_group", "topk_group", "layer_types"),
+    "BailingHybrid": ("n_group", "topk_group", "layer_types", "layer_group_size"),
     "MiMoV2Flash": ("v_head_dim",),
     "MiniMax": ("layer_types", "block_size"),
 }

@@ -84,8 +84,9 @@ def _decays(a: Any, grid: Grid) -> None:
     for slot, _, row, length, replayed, _, place, *_ in _works(a):
         gates = a.gates[row : row + length].float()
         rate = a.rate.repeat_interleave(a.ROWS)
-        decays = (rate * _softplus(gates[:, :size] + a.bias)).exp()
-        factors = torch.cat((decays, sigmoid(gates[:, size : size + a.HEADS])), 1)
+        given = gates[:, a.HEADS : a.HEADS + size] + a.bias
+        decays = (a.least * sigmoid(-rate * given) if a.LIMITED else rate * _softplus(given)).exp()
+        factors = torch.cat((decays, sigmoid(gates[:, : a.HEADS])), 1)
         if replayed:
             factors = torch.cat((a.journals[slot, :replayed], factors))
         a.room[place : place + len(factors), a.CHANNELS :] = factors

@@ -60,6 +60,16 @@ MODELS = {
         rotary_dim=8,
         unrotated_layers=(0, 1),
     ),
+    "Kimi's delta rule with a bound beside latents with gates": replace(
+        MODEL,
+        recurrence=KimiDelta((0,), 4, 8, 4, directly=True, least=-5.0),
+        latents=Latents(16, 8, 8, 8),
+        attention_gate=True,
+        gate_by_head=True,
+        num_kv_heads=1,
+        head_dim=24,
+        rotary_dim=8,
+    ),
     "lightning attention, norms that take the stream's place": replace(
         MODEL, recurrence=Lightning((0,), 4, 16), kept_norms=KeptNorms(1.5, 2.5, 0.7)
     ),

@@ -173,6 +173,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "laguna": MODELS["laguna"],
     "minimax": MODELS["minimax 01, factors of its own, windows, a table for both, sizes that are not compiled"],
     "kimi_linear": MODELS["kimi linear"],
+    "bailing_hybrid": MODELS["ling 3"],
     "minicpm3": MODELS["minicpm3"],
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],
@@ -260,6 +261,9 @@ IDLE = {
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
     "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},  # the layers are listed
     "kimi_linear": {"first_k_dense_replace"},  # layers are listed
+    # Layers are listed, states have sizes by other names too, theta is among the RoPE parameters, and none drafts.
+    "bailing_hybrid": {"first_k_dense_replace", "layer_group_size", "head_dim", "short_conv_kernel_size"}
+    | {"num_nextn_predict_layers", "rope_theta"},
     "lfm2": {"full_attn_idxs"},  # they are listed here too
     "nemotron_h": {"rope_theta", "rope_scaling"},  # no layer is rotated
     "falcon_h1": {"mamba_expand"},  # the size is said

@@ -24,6 +24,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BailingHybridConfig,
     BambaConfig,
     DeepseekV3Config,
     FalconH1Config,
@@ -118,6 +119,8 @@ VARIANTS += [
     ("laguna", "float32", "auto"),
     ("laguna", "bfloat16", "int8"),
 ]
+# Gates of heads of latents, and decays with a bound.
+VARIANTS += [("ling", "float32", "auto"), ("ling", "bfloat16", "int8")]
 
 
 TINY: dict[str, Any] = {
@@ -286,6 +289,17 @@ def others() -> dict[str, Any]:
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        "ling": BailingHybridConfig(
+            **{key: value for key, value in latents.items() if key not in _NOT_KIMIS},
+            **ids,
+            num_hidden_layers=3,
+            num_local_experts=4,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            head_dim=8,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
         ),
         "minimax": MiniMaxConfig(
             **TINY,

@@ -71,6 +71,7 @@ INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
 DELTA_NET = DeltaNet(layers=(0,), key_heads=8, value_heads=16, key_dim=4, value_dim=6, kernel=3)
 KIMI = KimiDelta(layers=(0,), heads=16, head_dim=4, kernel=3)
+LING = replace(KIMI, directly=True, least=-5.0)
 CONVOLUTION = ShortConvolution(layers=(0,), channels=48, kernel=3, biases=True)
 MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="before")
 
@@ -83,6 +84,7 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
         {"experts": EXPERTS},
         {"experts": SHARED},
         LATENT,
+        LATENT | {"attention_gate": True, "gate_by_head": True},
         INDEXED,
         BIASES,
         BIASES | {"gated": False},
@@ -119,7 +121,9 @@ def test_ranks_share_gates_of_attention_and_have_all_norms_around_a_state(size: 
 
 
 @pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("recurrence", [DELTA_NET, KIMI, CONVOLUTION, MAMBA, replace(MAMBA, beside_attention=True)])
+@pytest.mark.parametrize(
+    "recurrence", [DELTA_NET, KIMI, LING, CONVOLUTION, MAMBA, replace(MAMBA, beside_attention=True)]
+)
 def test_parts_of_states_are_the_whole_and_fit_into_the_rank_s_modules(size: int, recurrence: Recurrence) -> None:
     assert_parts_are_the_whole(replace(CONFIG, recurrence=recurrence), size)
 

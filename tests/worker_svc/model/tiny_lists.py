@@ -181,6 +181,7 @@ NEW = [
     "Cohere2Moe",
     "Mistral4",
     "KimiLinear",
+    "BailingHybrid",
     "MiMoV2Flash",
     "MiniMax",
     "Step3p7Text",

@@ -62,6 +62,7 @@ from tests.worker_svc.model.tiny_settings import (
     LFM2_MOE,
     LFM3,
     LFM3_ROPE,
+    LING,
     LLAMA4,
     LONGROPE,
     MELLUM,
@@ -575,6 +576,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi linear, groups, two shared": (
         "KimiLinear",
         KIMI | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.3},
+    ),
+    "ling 3": ("BailingHybrid", LING),
+    "ling 3, a latent of queries, groups, layers that are listed, softplus, yarn, sizes that are not compiled": (
+        "BailingHybrid",
+        LING
+        | {"q_lora_rank": 32, "n_group": 4, "topk_group": 2, "head_dim": 6, "short_conv_kernel_size": 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "attention_bias": True, "norm_topk_prob": False}
+        | {"n_shared_experts": 2, "kv_lora_rank": 22, "v_head_dim": 9, "kda_safe_gate": False}
+        | {"rope_parameters": YARN_OF_LATENTS},
+    ),
+    "ling 3, groups, two shared, another bound, all of one group, a latent of queries": (
+        "BailingHybrid",
+        LING
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.3, "q_lora_rank": 32}
+        | {"kda_lower_bound": -1.5, "layer_types": None, "layer_group_size": 2},
     ),
     "granite hybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "granite hybrid, dense": ("GraniteMoeHybrid", GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0}),

@@ -208,6 +208,10 @@ KIMI = {key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_ran
     **{"linear_head_dim": 16, "linear_num_heads": 3},
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }
+LING = {key: value for key, value in KIMI.items() if not key.startswith("linear_")} | {
+    **{"head_dim": 16, "short_conv_kernel_size": 4, "first_k_dense_replace": 1, "num_mtp_layers": 0, "n_group": 1},
+    **{"topk_group": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 16},
+}
 SIX_TENTHS = {"partial_rotary_factor": 0.6}
 MIMO = {
     **{"num_hidden_layers": 4, "num_attention_heads": 8, "v_head_dim": 8, "sliding_window": WINDOW, "pad_token_id": 0},

@@ -434,6 +434,13 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "use_grouped_topk ep_size aux_loss_alpha seq_aux")
     | {"num_nextn_predict_layers": Only((0,)), "moe_layer_freq": Only((1,)), "mla_use_nope": Only((True,))}
     | {"moe_router_activation_func": Only(("sigmoid",))},
+    "bailing_hybrid": _LATENTS
+    | rules(USED, "linear_head_dim linear_num_heads linear_conv_kernel_dim short_conv_kernel_size layer_group_size")
+    | rules(USED, "kda_safe_gate kda_lower_bound mlp_layer_types first_k_dense_replace num_mtp_layers")
+    | rules(USED, "model_max_length moe_renormalize norm_topk_prob num_expert_group n_group num_nextn_predict_layers")
+    | rules(USED, "num_experts_per_token num_experts_per_tok num_shared_experts n_shared_experts topk_group")
+    | rules(USED, "num_experts num_local_experts moe_intermediate_size routed_scaling_factor")
+    | rules(NEUTRAL, "mtp_loss_scaling_factor"),
     "bamba": _CONFIG
     | rules(USED, "attention_bias mlp_bias attn_layer_indices")
     | rules(NEUTRAL, "num_logits_to_keep z_loss_coefficient use_mamba_kernels attn_rotary_emb")

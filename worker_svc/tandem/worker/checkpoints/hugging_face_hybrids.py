@@ -155,7 +155,7 @@ def state_pieces(architecture: Architecture, config: ModelConfig) -> dict[str, P
             name = f"layers.{layer}.{part}"
             found[name] = Piece(f"model.layers.{layer}.{stored}", (config.hidden_size,))
     for name, shape in config.tensor_shapes().items():
-        if name.endswith("kimi_delta.rate"):
+        if name.endswith("kimi_delta.rate") and config.architecture == "kimi_linear":
             found[name] = Piece(architecture.stored_name(name)[0], (1, 1, *shape, 1))
         elif name.endswith("lightning.channels") and isinstance(config.recurrence, Lightning):
             found[name] = Piece(architecture.stored_name(name)[0], shape, rows_by_head(config.recurrence))

@@ -211,6 +211,8 @@ class ModelConfig:
             raise ConfigError("norm_placement", "is that of models whose other layers have states")
         if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
             raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
+        if self.latents is not None and self.attention_gate:
+            self._check_gates_of_latents()
         if self.indexer is not None:
             self._check_indexer(self.indexer)
         if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
@@ -243,6 +245,10 @@ class ModelConfig:
             self._check_streams()
         if self.experts is not None and self.experts.count * self.num_layers > _MOST_EXPERTS:
             raise ConfigError("experts.count", f"{self.experts.count} in {self.num_layers} layers are too many")
+
+    def _check_gates_of_latents(self) -> None:
+        if not self.gate_by_head or self.gate_activation != "sigmoid":
+            raise ConfigError("attention_gate", "is served of heads, by a sigmoid, where attention is over latents")
 
     def _check_by_layer(self) -> None:
         for name in ("query_heads", "swiglu_limits", "shared_swiglu_limits"):
@@ -602,6 +608,7 @@ class ModelConfig:
             shapes = self.latents.tensor_shapes(self.hidden_size, self.num_heads, bias=self.qkv_bias)
             if self.indexer is not None and layer in self.indexer.layers:
                 shapes |= self.indexer.tensor_shapes(self.hidden_size, self.latents.query_rank)
+            shapes |= {"attention.gate": (self.gates(layer), self.hidden_size)} if self.attention_gate else {}
             return shapes | ({"attention.output_bias": (self.hidden_size,)} if self.output_bias else {})
         rows, head_dim = self.projections(layer), self.layer_heads[layer].size
         shapes = {

@@ -116,11 +116,15 @@ class KimiDelta:
     heads: int
     head_dim: int  # of a head's query, key and value, and of what decays and gates are made of
     kernel: int  # tokens that the convolution sees
+    directly: bool = False  # decays and gates are made of the stream by one matrix each
+    least: float = 0.0  # the least logarithm of a decay, which is of a sigmoid then (Ling 3.0); 0: of a softplus
 
     def __post_init__(self) -> None:
         require_size("kimi_delta.heads", self.heads, LIMITS["num_heads"])
         require_size("kimi_delta.head_dim", self.head_dim, LIMITS["head_dim"])
         require_size("kimi_delta.kernel", self.kernel, _MOST_KERNEL)
+        if not (math.isfinite(self.least) and self.least <= 0):
+            raise ConfigError("kimi_delta.least", f"must be at most 0, but is {self.least:g}")
 
     @property
     def groups(self) -> int:
@@ -156,7 +160,7 @@ class KimiDelta:
     @property
     def divided(self) -> Mapping[str, tuple[int, ...]]:
         """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
-        wide = ("q", "k", "v", "q_filter", "k_filter", "v_filter", "decay_out", "gate_out", "bias")
+        wide = ("q", "k", "v", "q_filter", "k_filter", "v_filter", "decay_out", "gate_out", "decay", "gate", "bias")
         return dict.fromkeys(wide, (self.size,)) | dict.fromkeys(("b", "rate"), (self.heads,))
 
     def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -166,6 +170,9 @@ class KimiDelta:
         shapes |= {f"kimi_delta.{name}_filter": (size, self.kernel) for name in "qkv"}
         shapes["kimi_delta.b"] = (self.heads, hidden_size)
         for name in ("decay", "gate"):
+            if self.directly:
+                shapes[f"kimi_delta.{name}"] = (size, hidden_size)
+                continue
             shapes[f"kimi_delta.{name}_in"] = (rank, hidden_size)
             shapes[f"kimi_delta.{name}_out"] = (size, rank)
         return shapes | {

@@ -23,7 +23,7 @@ def states(config: ModelConfig) -> dict[str, Any]:
             "linear_conv_kernel_dim": sizes.kernel,
             "linear_allow_neg_eigval": sizes.beta_multiplier == 2,
         }
-    if config.architecture == "kimi_linear":
+    if config.architecture in ("kimi_linear", "bailing_hybrid"):
         return _kimi(config)
     match config.architecture:
         case "lfm2" | "lfm2_moe" | "lfm3":
@@ -48,7 +48,8 @@ def _kimi(config: ModelConfig) -> dict[str, Any]:
     if sizes is None:
         return said
     heads = {"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim}
-    return said | heads | {"linear_conv_kernel_dim": sizes.kernel}
+    limits = {"kda_safe_gate": sizes.least < 0, "kda_lower_bound": sizes.least or -5.0}
+    return said | heads | {"linear_conv_kernel_dim": sizes.kernel} | limits
 
 
 def _lfm2(config: ModelConfig) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class LatentLayer(Layer):
         if config.indexer is not None and index in config.indexer.layers:
             sizes = config.latents, config.indexer
             self.indexer = LightningIndexer(config.hidden_size, *sizes, dtype, self._operations)
+        gates = config.gates(index)
+        self.gate = Linear(config.hidden_size, gates, dtype) if gates else None
         attended = config.num_heads * config.latents.value
         self.attention_output = Linear(attended, config.hidden_size, dtype, bias=config.output_bias)
 
@@ -85,7 +87,8 @@ class LatentLayer(Layer):
             self.indexer(normed, from_, step.rotations[self._rope], cache, layer, step.slots, plan)
         pages = cache.keys[layer]
         attended = plan.attend(pages, pages, queries, self._scores)
-        return self.projections.values(cache.values_of(layer, attended))
+        given = self.projections.values(cache.values_of(layer, attended))
+        return given if self.gate is None else self._operations.gate_by_sigmoid(given, self.gate(normed))
 
     def _mixing(self) -> tuple[AttendingLatents | None, Carried | None]:
         parts, config = self.projections, self._config
@@ -106,12 +109,15 @@ class LatentLayer(Layer):
             scores=self._scores,
             grows=self._queries_grow,
             choosing=None if self.indexer is None else self.indexer.choosing(),
+            gates=self.gate,
         )
         return attending, None
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         places = {name: Destination(*place) for name, place in self.projections.destinations().items()}
         places["attention.output"] = Destination(self.attention_output, 0)
+        if self.gate is not None:
+            places["attention.gate"] = Destination(self.gate, 0)
         if self.indexer is not None:
             places |= self.indexer.destinations()
         if self.attention_output.bias is not None:

@@ -221,6 +221,7 @@ def states(dtype: torch.dtype, everything: bool) -> None:
     rules: list[Rule] = [
         DeltaRule(delta_net, 1e-6, torch.zeros(4, delta_net.channels), *zeros(32, 32, 128)),
         KimiDeltaRule(kimi, 1e-6, torch.zeros(4, kimi.channels), *zeros(32, kimi.size, 128)),
+        KimiDeltaRule(replace(kimi, least=-5.0), 1e-6, torch.zeros(4, kimi.channels), *zeros(32, kimi.size, 128)),
         ConvolutionRule(convolution, torch.zeros(3, 2048), None),
         LightningRule(lightning, 1e-6, torch.zeros(1, lightning.channels), *zeros(64, 64, lightning.size)),
     ]

@@ -37,6 +37,7 @@ from tests.worker_svc.model.tiny_settings import (
     HYBRID,
     KIMI,
     LFM2,
+    LING,
     MINIMAX_01,
     OLMO_HYBRID,
 )
@@ -55,8 +56,8 @@ def delta_rule(key: int = 8, value: int = 16, kernel: int = 3, **options: Any) -
     return DeltaRule(sizes, 1e-6, random(1, kernel, sizes.channels), *parts)
 
 
-def kimi_rule(head_dim: int = 8, kernel: int = 3) -> KimiDeltaRule:
-    sizes = KimiDelta((0,), 2, head_dim, kernel)
+def kimi_rule(head_dim: int = 8, kernel: int = 3, least: float = 0.0) -> KimiDeltaRule:
+    sizes = KimiDelta((0,), 2, head_dim, kernel, least=least)
     parts = -random(2, 2).exp(), random(3, sizes.size), random(4, head_dim)
     return KimiDeltaRule(sizes, 1e-6, random(1, kernel, sizes.channels), *parts)
 
@@ -84,6 +85,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "delta rule, betas doubled": lambda: delta_rule(beta_multiplier=2.0),
     "Kimi's delta rule": kimi_rule,
     "Kimi's delta rule, sizes that fill nothing": lambda: kimi_rule(6, 1),
+    "Kimi's delta rule, decays with a bound": lambda: kimi_rule(least=-5.0),
     "state space": state_space,
     "state space, norm before the gate": lambda: state_space(5, 7, norm="before"),
     "state space without a norm": lambda: state_space(norm="none"),
@@ -149,7 +151,8 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 q, k, v = x.reshape(3, heads, rows)[:, head]
                 q, k = q / np.sqrt((q * q).sum() + 1e-6) / math.sqrt(rows), k / np.sqrt((k * k).sum() + 1e-6)
                 a = gates[t, heads:][of_head] + part["bias"][of_head]
-                decays = float(rule.decay_rate[head]) * np.logaddexp(0, a)
+                rate, least = float(rule.decay_rate[head]), rule.sizes.least
+                decays = least / (1 + np.exp(rate * a)) if least else rate * np.logaddexp(0, a)
                 state[head] *= np.exp(decays)[:, None]
                 b = gates[t, head]
                 state[head] += np.outer(k, (v - k @ state[head]) / (1 + np.exp(-b)))
@@ -200,6 +203,7 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
         "delta rule",
         "delta rule, betas doubled",
         "Kimi's delta rule",
+        "Kimi's delta rule, decays with a bound",
         "state space, norm before the gate",
         "lightning attention",
         "convolution",
@@ -313,6 +317,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "KimiLinear",
         KIMI | {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
         | {"linear_head_dim": 8, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
+    ),
+    "ling 3": (
+        "BailingHybrid",
+        LING | {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        | {"head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 2},
     ),
     "minimax 01": (
         "MiniMax",

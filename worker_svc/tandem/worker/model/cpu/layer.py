@@ -381,9 +381,11 @@ def _attends_latents(layer: LayerStruct, how: AttendingLatents, taken: _Taken, r
     layer.scale, layer.cap, layer.grows = how.scores.scale, how.scores.cap, how.grows
     if how.choosing is not None:
         _chooses(layer, how.choosing, taken, rooms)
+    if how.gates is not None:
+        layer.gates, layer.share_a_gate = taken.one(how.gates, padded=True), taken.lanes(sizes.value)
     rooms |= {
         "first": heads * sizes.query,
-        "gates": sizes.query_rank,
+        "gates": max(sizes.query_rank, 0 if how.gates is None else layer.gates.width),
         "mixed": taken.lanes(how.output.in_features),
         "latent": sizes.size,
         "by_head": heads * max(sizes.unrotated, sizes.rank),

@@ -289,6 +289,7 @@ class AttendingLatents(NamedTuple):
     scores: Scores
     grows: bool  # queries are multiplied by the step's factors
     choosing: Choosing | None = None
+    gates: Linear | None = None  # of each head
 
 
 class Carried(NamedTuple):

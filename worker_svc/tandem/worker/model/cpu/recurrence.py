@@ -17,7 +17,7 @@ from tandem.worker.model.short_convolution import ConvolutionRule
 from tandem.worker.model.states import StatePlan
 
 _MOST_ROWS = 256  # as in recurrence.h
-_RULES = ("delta_net", "mamba", "short_convolution", "kimi_delta")  # the first ones as in layer.c
+_RULES = ("delta_net", "mamba", "short_convolution", "kimi_delta")  # as in layer.c
 _NORMS = {"none": 0, "after": 1, "before": 2}  # as in mamba.c
 _BEFORE_SIGMOID = 3
 
@@ -128,6 +128,7 @@ def _fill(step: _Recurrence, rule: Rule) -> str:
         case KimiDeltaRule():
             step.rate, step.bias, step.norm = (part.data_ptr() for part in (rule.decay_rate, rule.bias, rule.norm))
             step.groups, step.eps, step.beta_by = rule.sizes.heads, rule.eps, 1.0
+            step.least = rule.sizes.least
             return "kimi_delta"
         case ConvolutionRule():
             step.filter_bias = None if rule.filter_bias is None else rule.filter_bias.data_ptr()

@@ -59,7 +59,8 @@ class KernelMoves:
             norm, norms = BEFORE_GATE.value, rule.sizes.value_heads
         elif isinstance(rule, KimiDeltaRule):
             heads, size = rule.sizes.heads, rule.sizes.head_dim
-            factors = FactorRule(rule.decay_rate, rule.bias, (2 * heads, size), size, rows=size)
+            keys = 2 * heads, size
+            factors = FactorRule(rule.decay_rate, rule.bias, keys, size, rows=size, least=rule.sizes.least)
             norm, norms = BEFORE_GATE.value, heads
         elif isinstance(rule, LightningRule):
             factors = FactorRule(rule.rate, rule.skip, constant=True)

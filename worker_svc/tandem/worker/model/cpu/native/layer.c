@@ -40,7 +40,7 @@ enum { NOTHING = 0, IN_THE_CALL = 1, THE_CALLERS = 2 };
 
 typedef struct {
     Mixing attention, state;  // either, both beside each other, or neither, whose outputs are not there
-    Matrix gates;             // what a state is given beside
+    Matrix gates;             // what a state is given beside, or attention over latents is multiplied by
     Matrix gate_up[PIECES], down;
     // What comes into a part is normalized, or as it is; the same of what comes out. No weight: as it is.
     Norm enter_attention, leave_attention, enter_mlp, leave_mlp;
@@ -101,7 +101,7 @@ typedef struct {
     int32_t format, threads, attention_threads;
 } Step;
 
-enum { DELTA_NET = 0, MAMBA = 1, SHORT_CONVOLUTION = 2 };
+enum { DELTA_NET = 0, MAMBA = 1, SHORT_CONVOLUTION = 2, KIMI_DELTA = 3 };
 
 // What a layer has in the place of attention: see `tandem_delta_net`.
 typedef struct {
@@ -343,6 +343,11 @@ static int attend_latents(const Layer *l, const Step *s, const float *entering, 
         for (int64_t head = 0; head < a->heads; head++)
             memcpy(s->mixed + (row * a->heads + head) * a->value, s->of_head + (head * s->rows + row) * width,
                    (size_t)a->value * sizeof(float));
+    if (l->share_a_gate) {
+        product(&l->gates, entering, s->gates, s);
+        tandem_gate_by_sigmoid(s->mixed, s->gates, s->rows, a->heads * a->value, l->share_a_gate, width_of(&l->gates),
+                               s->threads);
+    }
     return failed;
 }
 
@@ -365,7 +370,8 @@ static void carry(const Layer *l, const Step *s, const float *entering, Carrying
         product(&l->gates, entering, s->gates, s);
         r->gates = s->gates, r->gates_stride = width_of(&l->gates);
     }
-    (c->rule == MAMBA ? tandem_mamba : tandem_delta_net)(r, c->works, c->count, c->saves);
+    if (c->rule == KIMI_DELTA) tandem_kimi_delta(r, c->works, c->count, c->saves);
+    else (c->rule == MAMBA ? tandem_mamba : tandem_delta_net)(r, c->works, c->count, c->saves);
 }
 
 // Whether what gates let through is packed for the next product as it is computed, and is never anywhere else.

@@ -34,7 +34,7 @@ class FactorRule(NamedTuple):
     keys: tuple[int, int] = (0, 0)  # how many queries and keys of unit length a token has, and of how many numbers
     values: int = 0  # numbers of a head's value
     gate_by: float = 1.0  # of the delta rule's betas, or of what Mamba's dt is made of
-    least: float = 0.0
+    least: float = 0.0  # of dt, or, of Kimi's delta rule, of logarithms of decays if it is less than 0
     most: float = math.inf
     rows: int = 0  # of a head, with a decay each, as Kimi's delta rule has them; 0: a decay a head
     constant: bool = False  # decays are exp(rate), and what is given counts whole; neither gates nor the bias are seen
@@ -172,10 +172,11 @@ def _enter(
 @triton.jit(do_not_specialize=["count", "journal"])
 def _decays(
     gates, journals, rate, bias, room, works, tokens, count, gates_stride, journal,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    least, CHANNELS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Fills the factors in lines of the room, of Kimi's delta rule. A program takes a head of some tokens: a decay of
-    each of its rows, and its beta; the gates have those of betas first."""
+    each of its rows, `LIMITED` with a least logarithm, and its beta; the gates have those of betas first."""
     place, real, token, slot, _, row, replayed = _tokens(tokens, works, count, T)
     head = tl.program_id(1)
     FACTORS: tl.constexpr = HEADS * (ROWS + 1)
@@ -189,7 +190,10 @@ def _decays(
     fresh, stored, inside = new[:, None] & known[None, :], old[:, None] & known[None, :], real[:, None] & known[None, :]
     a = tl.load(given[:, None] + HEADS + at, mask=fresh, other=0.0).to(tl.float32)
     shift = tl.load(bias + head * ROWS + of, mask=known, other=0.0)[None, :]
-    decay = tl.exp(tl.load(rate + head) * softplus(a + shift))
+    if LIMITED:
+        decay = tl.exp(least / (1.0 + tl.exp(tl.load(rate + head) * (a + shift))))
+    else:
+        decay = tl.exp(tl.load(rate + head) * softplus(a + shift))
     decay = tl.where(fresh, decay, tl.load(kept[:, None] + at, mask=stored, other=0.0))
     tl.store(there[:, None] + at, decay, mask=inside)
     b = tl.load(given + head, mask=new, other=0.0).to(tl.float32)
@@ -336,7 +340,7 @@ def enter(
     if rows:
         _decays[(some, heads)](
             gates, kept[1], factors.rate, factors.bias, room, works, tokens, len(tokens), gates.stride(0), kept[2],
-            channels, heads, rows, triton.next_power_of_2(rows), _TOKENS,
+            factors.least, channels, heads, rows, triton.next_power_of_2(rows), _TOKENS, factors.least < 0,
         )  # fmt: skip
 
 
