@@ -336,12 +336,53 @@ OF_KIND: Mapping[str, Mapping[str, Draw]] = {
         "v_head_dim": lambda random, drawn: random.randint(1, drawn.get("head_dim") or SIZES["head_dim"]),
         "attention_value_scale": one_of(ABSENT, 0.5, 0.707, 1.0),
     },
+    "MiniMax": {
+        "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "linear_attention"),
+        "sliding_window": NONE_OR_WINDOW,
+        "block_size": one_of(1, 8, 16, 256),
+        **{
+            f"{part}_{which}_factor": one_of(0.7, 1, 1.5, 3.5)
+            for part in ("full_attn", "linear_attn", "mlp")
+            for which in ("alpha", "beta")
+        },
+    },
+    "Step3p7Text": {
+        **_LISTED_WINDOWS,
+        "num_sliding_attention_heads": lambda random, drawn: drawn["num_key_value_heads"] * random.choice((1, 2, 3, 5)),
+        "swiglu_limits": listed(0.0, None, 0.3, 1.0),
+        "swiglu_limits_shared": listed(0.0, None, 0.3, 1.0),
+        "moe_router_scaling_factor": one_of(0.5, 1.0, 1.7),
+    },
+    "Laguna": {
+        **_LISTED_WINDOWS,
+        "gating": one_of(True, "per-head", "per-element"),
+        "num_attention_heads_per_layer": lambda random, drawn: [
+            drawn["num_key_value_heads"] * random.choice((1, 2, 3, 5)) for _ in range(drawn["num_hidden_layers"])
+        ],
+        "moe_routed_scaling_factor": one_of(0.5, 1.0, 1.7),
+    },
     "KimiLinear": {
         "q_lora_rank": one_of(ABSENT, 16, 32),
         "layer_types": lambda random, drawn: _shuffled(random, drawn, "full_attention", "linear_attention"),
         "linear_head_dim": one_of(4, 6, 8, 16, 24),
         "linear_num_heads": one_of(1, 2, 3, 4),
         "linear_conv_kernel_dim": one_of(2, 3, 4),
+        "n_group": _groups_of_experts,
+        "topk_group": lambda random, drawn: random.randint(
+            -(-drawn["num_experts_per_tok"] * drawn["n_group"] // drawn["num_experts"]), drawn["n_group"]
+        ),
+    },
+    "BailingHybrid": {
+        "q_lora_rank": one_of(ABSENT, 16, 32),
+        "layer_types": lambda random, drawn: random.choice(
+            (ABSENT, _shuffled(random, drawn, "full_attention", "linear_attention"))
+        ),
+        "layer_group_size": lambda random, drawn: random.randint(1, drawn["num_hidden_layers"]),
+        "head_dim": one_of(4, 6, 8, 16, 24),
+        "short_conv_kernel_size": one_of(2, 3, 4),
+        "kda_safe_gate": FLAG,
+        "kda_lower_bound": one_of(-0.7, -2.0, -5.0),
+        "first_k_dense_replace": one_of(0, 1, 2),
         "n_group": _groups_of_experts,
         "topk_group": lambda random, drawn: random.randint(
             -(-drawn["num_experts_per_tok"] * drawn["n_group"] // drawn["num_experts"]), drawn["n_group"]
@@ -441,6 +482,9 @@ PARTIAL = (
 )
 LONGROPE = ("Phi3", "MiniCPM3", "Phimoe")
 BY_LAYER = ("Gemma3Text", "Gemma3nText", "Olmo3", "Mellum")
+# Of lightning attention, which transformers stores, too; a table of 16 bits is another one.
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+PARTIAL_BY_LAYER = ("Step3p7Text", "Laguna")
 
 
 @dataclass(frozen=True)
@@ -462,11 +506,12 @@ def drawn(random: Random) -> Model:
     for key, value in changes.items():
         if isinstance(value, list) and key != "num_hidden_layers":
             changes[key] = None  # of so many layers as there were
-    _groups(changes, random)
+    if kind != "Step3p7Text":
+        _groups(changes, random)
     changes = sized(kind, changes, random)
     if kind == "MiMoV2Flash":  # twice as many heads of keys in layers with a window
         changes["num_attention_heads"] *= 2
-    if kind in PARTIAL and changes.get("head_dim", SIZES["head_dim"]) is not None:
+    if kind in (*PARTIAL, *PARTIAL_BY_LAYER) and changes.get("head_dim", SIZES["head_dim"]) is not None:
         changes["head_dim"] = random.choice((4, 6, 8, 12, 16, 32, 40, 64, 128))
     # which want it so, whatever a head's size is
     if kind in ("Llama", "Arcee", "InternLM3", "Gemma2", "Gemma3Text", "Gemma3nText", "Jais2"):
@@ -527,7 +572,9 @@ ALWAYS: Mapping[str, tuple[str, ...]] = {
     "HyperCLOVAX": ("use_post_norm",),
     "ExaoneMoe": ("n_group", "topk_group"),
     "KimiLinear": ("n_group", "topk_group", "layer_types"),
+    "BailingHybrid": ("n_group", "topk_group", "layer_types", "layer_group_size"),
     "MiMoV2Flash": ("v_head_dim",),
+    "MiniMax": ("layer_types", "block_size"),
 }
 
 
@@ -576,6 +623,11 @@ def _rope(kind: str, random: Random, drawn: Drawn, length: int) -> Drawn | None:
         parameters = _scaling(random, "default", "yarn")
         del parameters["rope_theta"]  # which is said beside them
         return parameters
+    if kind in PARTIAL_BY_LAYER:
+        parts = [n / head_dim for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n]
+        full, window = ({"partial_rotary_factor": random.choice(parts)} for _ in range(2))
+        scaled = _scaling(random, "default", "linear", "llama3", "yarn")
+        return {"sliding_attention": _scaling(random, "default") | window, "full_attention": scaled | full}
     if kind == "MiMoV2Flash":
         shares = [n / head_dim for n in range(2, head_dim + 1, 2) if int(head_dim * (n / head_dim)) == n]
         share = {"partial_rotary_factor": random.choice(shares)}
@@ -618,7 +670,8 @@ def _respelled(model: Model, folder: Path) -> None:
     config: Drawn = json.loads(file.read_text())
     rope = config.get("rope_parameters")
     # In Cohere 2 with experts, scaling is said in the newer way alone.
-    newer_alone = rope is None or "full_attention" in rope or "main" in rope or model.kind == "Cohere2Moe"
+    newer_alone = rope is None or "full_attention" in rope or "main" in rope
+    newer_alone |= model.kind in ("Cohere2Moe", *PARTIAL_BY_LAYER)
     if model.spelling == "older" and not newer_alone:
         del config["rope_parameters"]
         config["rope_theta"] = rope.pop("rope_theta")
@@ -645,8 +698,10 @@ def _made(model: Model, folder: Path) -> Any:
     named = json.loads((folder / "config.json").read_text())["architectures"]
     if model.dtype != "float32":
         dtype = DTYPES[model.dtype]
-        stored = {name: tensor.to(dtype) for name, tensor in theirs.state_dict().items()}
-        theirs.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
+        whole = theirs.state_dict()
+        stored = {name: tensor.to(dtype) for name, tensor in whole.items()}
+        rounded = {name: tensor.float() for name, tensor in stored.items() if not name.endswith(COMPUTED)}
+        theirs.load_state_dict(whole | rounded)
         theirs.config.dtype = dtype
         theirs.save_pretrained(folder, state_dict=stored)
         theirs.config.dtype = torch.float32

@@ -47,6 +47,7 @@ FIELDS: dict[str, tuple[int, ...]] = {
     "intermediate_size": INNER,
     "moe_intermediate_size": INNER,
     "shared_expert_intermediate_size": INNER,
+    "share_expert_dim": INNER,
     "sliding_window": (1, 2, 5, 16, 17, 21, 40),
     "attention_chunk_size": (1, 2, 5, 16, 17, 21, 40),
     "linear_key_head_dim": STATES,
@@ -101,6 +102,12 @@ def sized(kind: str, changes: dict[str, Any], random: Random) -> dict[str, Any]:
     if "linear_num_key_heads" in given:
         sizes["linear_num_key_heads"] = random.choice((1, 2, 3))
         sizes["linear_num_value_heads"] = sizes["linear_num_key_heads"] * random.choice((1, 2, 3))
+    if given.get("num_attention_heads_per_layer"):
+        sizes["num_attention_heads_per_layer"] = [
+            sizes["num_key_value_heads"] * random.choice((1, 2, 3)) for _ in given["num_attention_heads_per_layer"]
+        ]
+    if given.get("num_sliding_attention_heads"):
+        sizes["num_sliding_attention_heads"] = sizes["num_key_value_heads"] * random.choice((1, 2, 3))
     return _in_own_names(kind, changes | sizes)
 
 

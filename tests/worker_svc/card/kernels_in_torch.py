@@ -25,7 +25,7 @@ from tandem.worker.model.activations import gelu_tanh, sigmoid, silu
 from tandem.worker.model.attention import oldest_seen
 from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS
-from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU
+from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU, LIMITED
 from tandem.worker.model.cuda.kernels.tiles import CODES
 from tandem.worker.model.cuda.kernels.words import DIGITS, TABLE
 from tandem.worker.model.kv_formats import FEW_BITS, KVFormat, Plain
@@ -490,7 +490,9 @@ def _pairs_of_blocks(a: Any, grid: Grid, matrix: Callable[[int], torch.Tensor]) 
             gate, up = product.split(a.outputs, 1)
             if a.GATE == CLAMPED:
                 gate, up = gate.clamp(max=a.limit), up.clamp(-a.limit, a.limit) + 1
-            if a.GATE == GELU:
+            if a.GATE == LIMITED:
+                product = (gate * sigmoid(gate)).clamp(max=a.limit) * up.clamp(-a.limit, a.limit)
+            elif a.GATE == GELU:
                 product = gelu_tanh(gate) * up
             else:
                 product = gate * sigmoid((a.alpha if a.GATE == CLAMPED else 1) * gate) * up

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tandem.worker.model.activations import sigmoid, silu
-from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, DELTA, KIMI, MAMBA, NO_NORM
+from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, CONSTANT, DELTA, KIMI, MAMBA, NO_NORM
 
 Grid = tuple[int, ...]
 
@@ -67,6 +67,8 @@ def _enter(a: Any, grid: Grid) -> None:
         if a.RULE == DELTA:
             decay = (a.rate * _softplus(gates[:, a.HEADS : 2 * a.HEADS] + a.bias)).exp()
             other = a.gate_by * sigmoid(gates[:, : a.HEADS])
+        elif a.RULE == CONSTANT:
+            decay, other = a.rate.exp().expand(length, -1), torch.ones(length, a.HEADS)
         else:
             other = _softplus(gates[:, : a.HEADS] * a.gate_by + a.bias).clamp(a.least, a.most)
             decay = (a.rate * other).exp()
@@ -82,8 +84,9 @@ def _decays(a: Any, grid: Grid) -> None:
     for slot, _, row, length, replayed, _, place, *_ in _works(a):
         gates = a.gates[row : row + length].float()
         rate = a.rate.repeat_interleave(a.ROWS)
-        decays = (rate * _softplus(gates[:, :size] + a.bias)).exp()
-        factors = torch.cat((decays, sigmoid(gates[:, size : size + a.HEADS])), 1)
+        given = gates[:, a.HEADS : a.HEADS + size] + a.bias
+        decays = (a.least * sigmoid(-rate * given) if a.LIMITED else rate * _softplus(given)).exp()
+        factors = torch.cat((decays, sigmoid(gates[:, : a.HEADS])), 1)
         if replayed:
             factors = torch.cat((a.journals[slot, :replayed], factors))
         a.room[place : place + len(factors), a.CHANNELS :] = factors

@@ -15,7 +15,8 @@ import torch
 
 from tandem.worker.checkpoints.heads import head_config
 from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.layer_parts import KeptNorms
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine
 from tandem.worker.engine.process.config import BuildError
@@ -58,6 +59,19 @@ MODELS = {
         head_dim=24,
         rotary_dim=8,
         unrotated_layers=(0, 1),
+    ),
+    "Kimi's delta rule with a bound beside latents with gates": replace(
+        MODEL,
+        recurrence=KimiDelta((0,), 4, 8, 4, directly=True, least=-5.0),
+        latents=Latents(16, 8, 8, 8),
+        attention_gate=True,
+        gate_by_head=True,
+        num_kv_heads=1,
+        head_dim=24,
+        rotary_dim=8,
+    ),
+    "lightning attention, norms that take the stream's place": replace(
+        MODEL, recurrence=Lightning((0,), 4, 16), kept_norms=KeptNorms(1.5, 2.5, 0.7)
     ),
     "convolution": replace(MODEL, recurrence=ShortConvolution((0,), 64, 3)),
     "convolution, norms around, gates of heads": replace(

@@ -70,6 +70,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     # Keys of unit length by another epsilon: of more numbers they are longer.
     **{name: {"linear_head_dim": 64} for name in ("kimi linear", "kimi linear, groups, two shared")},
     "mimo v2 flash, output and embedding one, layers of another order": {"tie_word_embeddings": False},
+    # Of a norm over all heads it takes the model's epsilon.
+    "minimax 01": {"rms_norm_eps": 1e-6},
     "olmoe": {"num_key_value_heads": 6},
     "glm": {"head_dim": 8},
     "nemotron": {"head_dim": 8},

@@ -56,6 +56,9 @@ ARCHITECTURES = {
     "mistral4": "mistral4",
     "kimi_linear": "kimi-linear",
     "mimo_v2_flash": "mimo2",
+    "step3p5": "step35",
+    "laguna": "laguna",
+    "minimax": "minimax-01",
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
@@ -106,6 +109,7 @@ PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "g
 PERMUTED += ("nemotron_h_moe", "olmo", "granite_swa")
 # Those that the package may not know, and one whose tensors are named as theirs are.
 LATER = {"hy_v3": "dots1", "cohere2_moe": "dots1", "granite_swa": "granite", "granitemoe_swa": "granitemoe"}
+LATER |= {"laguna": "step35", "minimax": "minimax-m2"}
 
 
 PLAIN = {
@@ -173,7 +177,7 @@ def is_plain(name: str, tensor: torch.Tensor) -> bool:
 
 def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     """Adds what llama.cpp's converter says of a model of transformers' classes, but for its vocabulary."""
-    if config.model_type == "gemma4_text":
+    if config.model_type in ("gemma4_text", "step3p5"):
         config.allow_global_per_layer_attribute_access = True
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
@@ -319,6 +323,12 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         _describe_gemma4(writer, config)
     if config.model_type == "mimo_v2_flash":
         _describe_mimo(writer, config)
+    if config.model_type == "minimax":
+        writer.add_residual_scale(config.mlp_alpha_factor)
+        recurrent = [kind == "linear_attention" for kind in config.layer_types]
+        writer.add_array("minimax-01.attention.recurrent_layers", recurrent)
+    if config.model_type in ("step3p5", "laguna"):
+        _describe_kinds(writer, config)
     if config.model_type == "mistral4":
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
         writer.add_attn_temperature_length(rope["original_max_position_embeddings"])
@@ -428,6 +438,38 @@ def _describe_mimo(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config.attention_value_scale is not None:
         writer.add_float32("mimo2.attention.value_scale", config.attention_value_scale)
+
+
+def _describe_kinds(writer: gguf.GGUFWriter, config: Any) -> None:
+    architecture, rope = architecture_of(config), config.rope_parameters
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    for key in ("attention.head_count", "rope.dimension_count"):
+        writer.kv_data[0].pop(f"{architecture}.{key}")
+    heads = [config.num_attention_heads] * len(windows)
+    if architecture == "laguna":
+        heads = config.num_attention_heads_per_layer
+        turning = int(config.head_dim * rope["full_attention"]["partial_rotary_factor"])
+        shared, scale = config.shared_expert_intermediate_size, config.moe_routed_scaling_factor
+    else:
+        heads = [config.num_sliding_attention_heads if one else each for one, each in zip(windows, heads, strict=True)]
+        turning = config.head_dim
+        shared, scale = config.share_expert_dim, config.moe_router_scaling_factor
+        writer.add_sliding_window_pattern(windows)
+        writer.add_swiglu_clamp_exp([one or 0.0 for one in config.swiglu_limits])
+        writer.add_swiglu_clamp_shexp([one or 0.0 for one in config.swiglu_limits_shared])
+    writer.add_head_count(heads)
+    writer.add_rope_dimension_count(turning)
+    if any(windows):
+        window = rope["sliding_attention"]
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_freq_base_swa(window["rope_theta"])
+        writer.add_rope_dimension_count_swa(int(config.head_dim * window["partial_rotary_factor"]))
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_feed_forward_length(shared)
+    writer.add_expert_weights_scale(scale)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(config.mlp_layer_types.index("sparse"))
 
 
 def _describe_as_once(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -623,10 +665,13 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             rows = torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
             found.append((f"blk.{layer}.attn_qkv.{name.rpartition('.')[2]}", rows))
             continue
+        if architecture == "minimax-01" and (stored := _MINIMAX.get(name.split(".", 3)[-1])):
+            found.append((f"blk.{layer}.{stored}", tensor))
+            continue
         if architecture == "kimi-linear" and (made := _of_kimi(tensor, name, layer)):
             found += made
             continue
-        if name.endswith("mlp.expert_bias"):
+        if name.endswith(("mlp.expert_bias", "mlp.gate.e_score_correction_bias")):
             found.append((f"blk.{layer}.exp_probs_b.bias", tensor))
             continue
         if name.endswith("moe_statics.e_score_correction_bias"):
@@ -652,7 +697,7 @@ def named_tensors(model: Any, *, latents_apart: bool = True) -> list[tuple[str, 
             found += _of_latents(tensor, layer, model.config)
             continue
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
-        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron", "step35") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze()
@@ -685,6 +730,14 @@ _GEMMA4 = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
+}
+
+
+_MINIMAX = {
+    "self_attn.qkv_proj.weight": "attn_qkv.weight",
+    "self_attn.output_gate.weight": "attn_gate.weight",
+    "self_attn.norm.weight": "attn_norm_2.weight",
+    "self_attn.out_proj.weight": "attn_output.weight",
 }
 
 

@@ -261,6 +261,10 @@ WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
             **{"projector_hidden_size": 16, "vision_hidden_size": 16},
         },
     ),
+    "step 3.7": (
+        "Step3p7ForConditionalGeneration",
+        {"text_config": text("step3p5", **MODELS["step 3.5"][1]), "vision_config": seen(), "image_token_id": 96},
+    ),
     "phi-4 multimodal": (
         "Phi4MultimodalForCausalLM",
         {

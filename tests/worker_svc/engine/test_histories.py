@@ -24,6 +24,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BailingHybridConfig,
     BambaConfig,
     DeepseekV3Config,
     FalconH1Config,
@@ -34,6 +35,7 @@ from transformers import (
     GPT2Config,
     GraniteMoeHybridConfig,
     KimiLinearConfig,
+    LagunaConfig,
     Lfm2MoeConfig,
     Lfm3Config,
     Llama4ForCausalLM,
@@ -41,6 +43,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MiMoV2FlashConfig,
+    MiniMaxConfig,
     Mistral4Config,
     NemotronHConfig,
     OlmoHybridConfig,
@@ -49,6 +52,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
+    Step3p7TextConfig,
 )
 
 from tandem.worker.engine.account import FinishReason
@@ -68,7 +72,9 @@ from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.runner import ModelRunner, Work
 from tandem.worker.model.states import StateCache, StateShape
 from tests.worker_svc.model.heads import add_head
+from tests.worker_svc.model.step_model import register
 
+register()
 HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "12"))
 STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "20"))
 FIRST = int(os.environ.get("TANDEM_HISTORY_FIRST", "0"))
@@ -103,6 +109,16 @@ VARIANTS += [("lfm3", "bfloat16", "auto"), ("qwen3 next", "bfloat16", "int4"), (
 # Decays of each row of a state beside latents, values shorter than keys beside sinks and windows, queries that grow.
 VARIANTS += [("kimi", "float32", "auto"), ("mimo", "bfloat16", "auto"), ("mistral4", "float32", "auto")]
 VARIANTS += [("kimi", "bfloat16", "int8"), ("mimo", "float32", "int4")]
+# Heads of queries by layer, gates of heads, gates with limits, parts that rotate by the kind of layer.
+VARIANTS += [
+    ("minimax", "float32", "auto"),
+    ("minimax", "bfloat16", "int8"),
+    ("step", "bfloat16", "auto"),
+    ("laguna", "float32", "auto"),
+    ("laguna", "bfloat16", "int8"),
+]
+# Gates of heads of latents, and decays with a bound.
+VARIANTS += [("ling", "float32", "auto"), ("ling", "bfloat16", "int8")]
 # Several streams, gates that are thinned, and layers that look at another one's keys.
 VARIANTS += [("gemma3n", "float32", "auto"), ("gemma3n", "bfloat16", "int8"), ("gemma3n", "float32", "int4")]
 
@@ -209,6 +225,12 @@ def others() -> dict[str, Any]:
     latents |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     latents |= {"n_group": 4, "topk_group": 2}
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    by_kind: dict[str, Any] = {"num_hidden_layers": 3, "head_dim": 8, "sliding_window": 20, "moe_intermediate_size": 24}
+    by_kind |= {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+    by_kind |= {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    parts = {"full_attention": rope | {"partial_rotary_factor": 0.5}, "sliding_attention": rope}
+    by_kind["rope_parameters"] = parts
     deltas: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8}
     deltas |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
     return {
@@ -267,6 +289,46 @@ def others() -> dict[str, Any]:
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        "ling": BailingHybridConfig(
+            **{key: value for key, value in latents.items() if key not in _NOT_KIMIS},
+            **ids,
+            num_hidden_layers=3,
+            num_local_experts=4,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            head_dim=8,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        "minimax": MiniMaxConfig(
+            **TINY,
+            **experts,
+            num_hidden_layers=3,
+            head_dim=8,
+            num_local_experts=4,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            **dict.fromkeys(("full_attn_alpha_factor", "linear_attn_alpha_factor", "mlp_alpha_factor"), 1.5),
+        ),
+        "step": Step3p7TextConfig(
+            **TINY,
+            **ids,
+            **by_kind,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            share_expert_dim=24,
+            num_sliding_attention_heads=6,
+            swiglu_limits=[0.0, 0.5, 0.5],
+            swiglu_limits_shared=[0.5, 0.0, 0.5],
+        ),
+        "laguna": LagunaConfig(
+            **TINY,
+            **ids,
+            **by_kind,
+            num_experts=4,
+            num_experts_per_tok=2,
+            shared_expert_intermediate_size=24,
+            num_attention_heads_per_layer=[4, 6, 2],
         ),
         "mistral4": Mistral4Config(
             **latents,

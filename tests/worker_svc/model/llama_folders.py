@@ -163,7 +163,8 @@ def step(
         row += len(ids)
     config = model.config
     kinds = set(config.attention_kinds)
-    plans = {kind: model.operations.plan(segments, cache, config.num_heads, kind) for kind in kinds}
+    heads = config.num_heads
+    plans = {kind: model.operations.plan(segments, cache, kind.query_heads or heads, kind) for kind in kinds}
     plan = None
     if states is not None:
         plan = model.operations.plan_states(StatePlan(state_works, states), states.device)

@@ -13,7 +13,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import FLOAT8, Quantization, to_float8
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, LimitedSwiGLU
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.cpu.wide_panels import WidePanels
@@ -110,7 +110,7 @@ def test_experts_together_have_the_bits_of_experts_apart(kind: str | Quantizatio
 GATES: list[dict[str, Any]] = [{"activation": "gelu_tanh"}, {"activation": "relu2"}, {"activation": "silu"}]
 GATES += [{"activation": "relu"}]
 GATES += [{"activation": "relu2", "gated": False}, {"activation": "gelu_tanh", "gated": False}]
-GATES += [{"clamped": ClampedSwiGLU(1.702, 1.5)}]
+GATES += [{"clamped": ClampedSwiGLU(1.702, 1.5)}, {"clamped": LimitedSwiGLU(0.5)}]
 
 
 @pytest.mark.parametrize("changes", GATES, ids=str)

@@ -16,9 +16,16 @@ from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
+from tandem.worker.checkpoints.layer_parts import (
+    Activation,
+    ClampedSwiGLU,
+    Experts,
+    KeptNorms,
+    PerLayerInputs,
+    QueryGrowth,
+)
 from tandem.worker.checkpoints.model_config import KVHeads
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, Lightning, Mamba, ShortConvolution
 from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native, stack
 from tandem.worker.model.cpu.native.library import calls
@@ -183,6 +190,27 @@ def test_gates_of_attention_are_those_in_float64_and_the_same_bits_in_any_compan
     assert torch.equal(OURS.gate_by_sigmoid(x[3:4].clone(), gates[3:4]), together[3:4])
 
 
+@pytest.mark.parametrize("count", [72, 9, 3, 18])
+def test_gates_by_softplus_are_those_in_float64_and_the_same_bits_in_any_company(count: int) -> None:
+    x, gates = numbers(7, 72), 20 * numbers(7, 72 + count)[:, 72:]
+    wide = torch.nn.functional.softplus(gates.double(), threshold=100)
+    expected = x.double() * wide.repeat_interleave(72 // count, dim=1)
+    together = OURS.gate_by_softplus(x.clone(), gates)
+    torch.testing.assert_close(together.double(), expected, atol=1e-30, rtol=1e-6)
+    torch.testing.assert_close(TORCH.gate_by_softplus(x.clone(), gates).double(), expected, atol=1e-30, rtol=1e-6)
+    assert torch.equal(OURS.gate_by_softplus(x[3:4].clone(), gates[3:4]), together[3:4])
+
+
+def test_a_limited_gate_is_that_in_float64_and_the_same_bits_in_any_company() -> None:
+    gate_up = 3 * numbers(7, 144)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate).clamp(max=0.7) * up.clamp(-0.7, 0.7)
+    together = OURS.limited_swiglu(gate_up, 72, 0.7)
+    torch.testing.assert_close(together.double(), expected, atol=1e-6, rtol=2e-6)
+    torch.testing.assert_close(TORCH.limited_swiglu(gate_up, 72, 0.7).double(), expected, atol=1e-6, rtol=2e-6)
+    assert torch.equal(OURS.limited_swiglu(gate_up[3:4], 72, 0.7), together[3:4])
+
+
 MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
 ONE_LATENT = {"num_kv_heads": 1, "head_dim": 32, "rotary_dim": 8}
 UNGATED = Experts(
@@ -230,6 +258,20 @@ LAYERS: Mapping[str, dict[str, Any]] = {
         **{"value_dim": 8, "mixing_multiplier": 0.7, "qkv_bias": True, "sinks": True, "sinks_in_windows": True},
         **{"windows": (0, 21), "num_kv_heads": 4, "full_heads": KVHeads(2, 16)},
     },
+    "Step 3.5's heads, gates and limits by layer": {
+        **{"query_heads": (4, 8), "windows": (0, 21), "window_rope_theta": 99.0, "rotary_dim": 8, "qk_norm": "head"},
+        **{"window_rotary_dim": 16, "attention_gate": True, "gate_by_head": True, "qkv_bias": True, "mlp_bias": True},
+        "experts": Experts(4, 2, 64, normalized=True, shared_size=72, dense_layers=(0,)),
+        **{"swiglu_limits": (0.0, 0.3), "shared_swiglu_limits": (0.4, 0.2)},
+    },
+    "MiniMax-01's norms that take the stream's place": {
+        **{
+            "kept_norms": KeptNorms(1.5, 2.5, 0.7),
+            "mixing_multiplier": 1.3,
+            "experts": Experts(4, 2, 64, normalized=True, scale=0.9),
+        },
+    },
+    "Laguna's gates by softplus": {"qk_norm": "head", "attention_gate": True, "gate_activation": "softplus"},
     "latents in 8 bits": {"latents": Latents(24, 8, 16, 16), **ONE_LATENT},
     "latents in 4 bits, their channels centred": {
         "latents": Latents(40, 8, 24, 12, query_rank=32),
@@ -397,13 +439,14 @@ STATES = {
     "a gated delta rule by matrices apart, betas doubled, norms after attention": DeltaNet(
         *((0, 1), 4, 4, 8, 16, 4), beta_multiplier=2.0, norm_eps=1e-3, apart=True
     ),
+    "lightning attention, norms that take the stream's place": Lightning((0, 1), 4, 24, output_multiplier=0.7),
 }
 AFTER_ATTENTION = {"norm_placement": "after_attention", "qk_norm": "whole"}
 BESIDE = {"mixing_multiplier": 0.75, "gate_multiplier": 1.5, "feed_forward_multiplier": 0.5}
 
 
 ODD = 44  # an intermediate size that the call does not serve
-_KIND_OF = [*zip(STATES, (*KINDS, KINDS[1], None), strict=True), ("a convolution", None)]
+_KIND_OF = [*zip(STATES, (*KINDS, KINDS[1], None, None), strict=True), ("a convolution", None)]
 
 
 @pytest.mark.parametrize(
@@ -414,6 +457,8 @@ def test_a_layer_with_a_state_in_one_call_has_the_bits_of_one_in_pieces(
 ) -> None:
     beside = BESIDE if isinstance(states_of := STATES[name], Mamba) and states_of.beside_attention else {}
     others = AFTER_ATTENTION if isinstance(states_of, DeltaNet) and states_of.apart else beside
+    if isinstance(states_of, Lightning):
+        others = {"kept_norms": KeptNorms(1.5, 2.5, 0.7), "mixing_multiplier": 1.3}
     config = replace(llama("tiny", 128), num_layers=3, recurrence=states_of, **others)
     config = replace(config, intermediate_size=inner or config.intermediate_size)
     checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)

@@ -13,7 +13,7 @@ from tandem.worker.checkpoints.indexer import Indexer
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ConfigError, Experts, PerLayerInputs, Streams
 from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, Recurrence, ShortConvolution
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.model.parallel import Ranks
@@ -62,12 +62,16 @@ BIASES = {"mlp_bias": True, "experts": replace(EXPERTS, shared_size=24, dense_la
 UNGATED = replace(EXPERTS, shared_size=24, activation="relu2", gated=False, latent=20)
 SHORTER = {"value_dim": 4, "sinks": True, "sinks_in_windows": True, "mixing_multiplier": 0.7}
 SHORTER |= {"windows": (0, 9), "full_heads": KVHeads(2, 6)}
+BY_LAYER = {"query_heads": (8, 16), "attention_gate": True, "windows": (0, 9), "window_rope_theta": 99.0}
+BY_LAYER |= {"gate_by_head": True, "rotary_dim": 4, "window_rotary_dim": 6, "swiglu_limits": (0.5, 0.0)}
+BY_LAYER |= {"experts": replace(EXPERTS, shared_size=24), "shared_swiglu_limits": (0.0, 0.7)}
 ONE_PART = {"feed_forward_alone": (1,), "gated": False, "activation": "relu2", "mlp_bias": True, "experts": UNGATED}
 INDEXED = LATENT | {"indexer": Indexer(heads=3, size=6, most=4, layers=(0,))}
 
 
 DELTA_NET = DeltaNet(layers=(0,), key_heads=8, value_heads=16, key_dim=4, value_dim=6, kernel=3)
 KIMI = KimiDelta(layers=(0,), heads=16, head_dim=4, kernel=3)
+LING = replace(KIMI, directly=True, least=-5.0)
 CONVOLUTION = ShortConvolution(layers=(0,), channels=48, kernel=3, biases=True)
 MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="before")
 
@@ -80,11 +84,13 @@ MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="bef
         {"experts": EXPERTS},
         {"experts": SHARED},
         LATENT,
+        LATENT | {"attention_gate": True, "gate_by_head": True},
         INDEXED,
         BIASES,
         BIASES | {"gated": False},
         ONE_PART,
         SHORTER,
+        BY_LAYER,
     ],
 )
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
@@ -115,7 +121,9 @@ def test_ranks_share_gates_of_attention_and_have_all_norms_around_a_state(size: 
 
 
 @pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("recurrence", [DELTA_NET, KIMI, CONVOLUTION, MAMBA, replace(MAMBA, beside_attention=True)])
+@pytest.mark.parametrize(
+    "recurrence", [DELTA_NET, KIMI, LING, CONVOLUTION, MAMBA, replace(MAMBA, beside_attention=True)]
+)
 def test_parts_of_states_are_the_whole_and_fit_into_the_rank_s_modules(size: int, recurrence: Recurrence) -> None:
     assert_parts_are_the_whole(replace(CONFIG, recurrence=recurrence), size)
 
@@ -158,8 +166,10 @@ def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
         ({}, 3, "num_heads 8 cannot be shared by 3 ranks"),
         ({"vocab_size": 5}, 4, "vocab_size 5 leaves nothing for the last of 4 ranks"),
         ({"num_heads": 12, "num_kv_heads": 4}, 6, "num_kv_heads 4 cannot be shared by 6 ranks"),
+        ({"query_heads": (8, 12)}, 8, "query_heads 12 cannot be shared by 8 ranks"),
         ({"qk_norm": "whole"}, 8, "num_kv_heads 4 cannot be shared by 8 ranks"),
         ({"intermediate_size": 42}, 4, "intermediate_size 42 cannot be shared by 4 ranks"),
+        ({"recurrence": Lightning((0,), 8, 6)}, 2, "lightning.heads are normed together, which 2 ranks cannot share"),
         ({"recurrence": replace(MAMBA, groups=1)}, 2, "mamba.groups 1 cannot be shared by 2 ranks"),
         ({"recurrence": replace(DELTA_NET, key_heads=2)}, 4, "delta_net.key_heads 2 cannot be shared by 4 ranks"),
     ],

@@ -42,6 +42,13 @@ GGUF += [
     "mistral4, groups, a latent of queries, two shared",
 ]
 GGUF += ["mimo v2 flash", "mimo v2 flash, output and embedding one, layers of another order"]
+GGUF += [
+    "minimax 01",
+    "minimax 01 without states",
+    "step 3.5",
+    "laguna",
+    "laguna without windows, gates of each number",
+]
 GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 GGUF += ["deepseek v3.2", "glm moe dsa", "glm moe dsa, what is chosen is shared"]
 GGUF += ["glm", "ernie4_5 moe", "ernie4_5 moe, nothing shared, two layers dense, output apart"]
@@ -175,7 +182,11 @@ NEW = [
     "Cohere2Moe",
     "Mistral4",
     "KimiLinear",
+    "BailingHybrid",
     "MiMoV2Flash",
+    "MiniMax",
+    "Step3p7Text",
+    "Laguna",
 ]
 # Those that are of another name in GGUF files, which llama.cpp has them as.
 RENAMED = {"InternLM3": ("llama", "internlm3"), "SolarOpen": ("glm4_moe", "solar_open")}

@@ -19,6 +19,7 @@ from tests.worker_svc.model.llama_folders import (
     randomized,
     some_ids,
 )
+from tests.worker_svc.model.step_model import register
 from tests.worker_svc.model.tiny_settings import (
     ABSENT,
     BAMBA,
@@ -56,16 +57,19 @@ from tests.worker_svc.model.tiny_settings import (
     HYPERCLOVAX,
     INDEXED,
     KIMI,
+    LAGUNA,
     LATENTS,
     LFM2,
     LFM2_MOE,
     LFM3,
     LFM3_ROPE,
+    LING,
     LLAMA4,
     LONGROPE,
     MELLUM,
     MIMO,
     MINIMAX,
+    MINIMAX_01,
     MINISTRAL3,
     MISTRAL4,
     MIXED,
@@ -88,6 +92,7 @@ from tests.worker_svc.model.tiny_settings import (
     SMOLLM3,
     SOLAR,
     STABLELM,
+    STEP,
     THIRD,
     TRINITY,
     WHOLE,
@@ -97,6 +102,7 @@ from tests.worker_svc.model.tiny_settings import (
 
 # Which transformers has a class of, but has not among those that it finds for a config.
 transformers.AutoModelForCausalLM.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
+register()
 # The class, and what its configuration says beyond SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("Llama", {"attention_bias": True}),
@@ -379,6 +385,49 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "v_head_dim": 5, "layer_types": ["sliding_attention"] * 4, "head_dim": 10}
         | {"rope_parameters": {kind: {"rope_theta": 100.0, **DEFAULT, **SIX_TENTHS} for kind in MIXED[:2]}},
     ),
+    "step 3.5": ("Step3p7Text", STEP),
+    "step 3.5, biases, layers of another order, as many heads, llama 3's scaling, scaled": (
+        "Step3p7Text",
+        STEP
+        | {"attention_bias": True, "mlp_bias": True, "num_sliding_attention_heads": None, "query_pre_attn_scalar": 20}
+        | {"layer_types": MIXED[1:], "mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
+        | {"moe_router_scaling_factor": 1.7, "tie_word_embeddings": True, "initializer_range": 0.1}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 100.0, **SCALINGS["llama3"], "partial_rotary_factor": 0.75},
+                "sliding_attention": {"rope_theta": 300.0, **DEFAULT, "partial_rotary_factor": 0.25},
+            }
+        },
+    ),
+    "step 3.5 without windows, sizes that are not compiled": (
+        "Step3p7Text",
+        STEP
+        | {"layer_types": None, "mlp_layer_types": None, "head_dim": 12, "share_expert_dim": 20, "swiglu_limits": None}
+        | {"rope_parameters": {"full_attention": HALF | {"partial_rotary_factor": 0.5}}},
+    ),
+    "laguna": ("Laguna", LAGUNA),
+    "laguna, gates of each number, heads of any number, biases": (
+        "Laguna",
+        LAGUNA
+        | {"gating": "per-element", "attention_bias": True, "num_attention_heads_per_layer": [2, 8, 4, 6]}
+        | {"layer_types": MIXED[1:], "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}
+        | {"moe_routed_scaling_factor": 1.7, "tie_word_embeddings": True},
+    ),
+    "laguna without windows, gates of each number": (
+        "Laguna",
+        LAGUNA
+        | {"gating": "per-element", "layer_types": None, "num_attention_heads_per_layer": None, "head_dim": 12}
+        | {"rope_parameters": {"full_attention": HALF}, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"]},
+    ),
+    "minimax 01": ("MiniMax", MINIMAX_01),
+    "minimax 01, factors of its own, windows, a table for both, sizes that are not compiled": (
+        "MiniMax",
+        MINIMAX_01
+        | {"head_dim": 10, "sliding_window": WINDOW, "tie_word_embeddings": True, "layer_types": None}
+        | {"full_attn_alpha_factor": 1.5, "linear_attn_alpha_factor": 1.2, "mlp_alpha_factor": 0.8}
+        | {"full_attn_beta_factor": 0.7, "linear_attn_beta_factor": 1.3, "mlp_beta_factor": 0.9},
+    ),
+    "minimax 01 without states": ("MiniMax", MINIMAX_01 | {"layer_types": ["full_attention"] * 4}),
     "youtu": ("Youtu", LATENTS),
     "minicpm3": (
         "MiniCPM3",
@@ -538,6 +587,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi linear, groups, two shared": (
         "KimiLinear",
         KIMI | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.3},
+    ),
+    "ling 3": ("BailingHybrid", LING),
+    "ling 3, a latent of queries, groups, layers that are listed, softplus, yarn, sizes that are not compiled": (
+        "BailingHybrid",
+        LING
+        | {"q_lora_rank": 32, "n_group": 4, "topk_group": 2, "head_dim": 6, "short_conv_kernel_size": 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"], "attention_bias": True, "norm_topk_prob": False}
+        | {"n_shared_experts": 2, "kv_lora_rank": 22, "v_head_dim": 9, "kda_safe_gate": False}
+        | {"rope_parameters": YARN_OF_LATENTS},
+    ),
+    "ling 3, groups, two shared, another bound, all of one group, a latent of queries": (
+        "BailingHybrid",
+        LING
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.3, "q_lora_rank": 32}
+        | {"kda_lower_bound": -1.5, "layer_types": None, "layer_group_size": 2},
     ),
     "granite hybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
     "granite hybrid, dense": ("GraniteMoeHybrid", GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0}),

@@ -224,6 +224,10 @@ KIMI = {key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_ran
     **{"linear_head_dim": 16, "linear_num_heads": 3},
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }
+LING = {key: value for key, value in KIMI.items() if not key.startswith("linear_")} | {
+    **{"head_dim": 16, "short_conv_kernel_size": 4, "first_k_dense_replace": 1, "num_mtp_layers": 0, "n_group": 1},
+    **{"topk_group": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 16},
+}
 SIX_TENTHS = {"partial_rotary_factor": 0.6}
 MIMO = {
     **{"num_hidden_layers": 4, "num_attention_heads": 8, "v_head_dim": 8, "sliding_window": WINDOW, "pad_token_id": 0},
@@ -373,4 +377,29 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "mscale": 1.0,
         "mscale_all_dim": 0.7,
     },
+}
+_PARTS = {
+    "full_attention": {**SCALINGS["yarn"], "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {**DEFAULT, "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+}
+_BY_KIND = QWEN_EXPERTS | {
+    **{"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16, "sliding_window": WINDOW, "pad_token_id": 0},
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+    "rope_parameters": _PARTS,
+}
+# Parts that give less than what they are added to, as published.
+MINIMAX_01 = EXPERTS | {
+    **{"num_hidden_layers": 4, "head_dim": 8, "full_attn_alpha_factor": 2.5, "linear_attn_alpha_factor": 2.5},
+    **{"mlp_alpha_factor": 2.5, "block_size": 8},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
+LAGUNA = _BY_KIND | {
+    **{"num_attention_heads_per_layer": [4, 6, 6, 6], "shared_expert_intermediate_size": 24},
+}
+# Limits that are felt. Half of a head rotates where there is no window.
+STEP = {key: value for key, value in _BY_KIND.items() if key != "num_experts"} | {
+    **{"n_routed_experts": 6, "num_local_experts": None, "share_expert_dim": 24, "num_sliding_attention_heads": 6},
+    **{"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "initializer_range": 0.12},
+    **{"swiglu_limits": [0.0, 0.0, None, 0.3], "swiglu_limits_shared": [0.4, 0, 0.3, None]},
+    "rope_parameters": _PARTS | {"full_attention": WHOLE | {"partial_rotary_factor": 0.5}},
 }

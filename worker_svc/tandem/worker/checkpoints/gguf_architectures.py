@@ -12,7 +12,9 @@ from typing import Any, Literal
 from tandem.worker.checkpoints import gguf_further as further
 from tandem.worker.checkpoints import gguf_gemma3n as gemma3n
 from tandem.worker.checkpoints import gguf_kimi as kimi
+from tandem.worker.checkpoints import gguf_kinds as kinds
 from tandem.worker.checkpoints import gguf_mimo as mimo
+from tandem.worker.checkpoints import gguf_minimax as minimax
 from tandem.worker.checkpoints import gguf_states as states
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
@@ -88,6 +90,7 @@ class GgufArchitecture:
     may_norm: bool = False  # heads of q and k are normalized where there are tensors for it
     qkv_bias: bool = False
     divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
+    longer_divisors: bool = False  # of which layers without a window have the first ones
     norm_eps: str = "attention.layer_norm_rms_epsilon"  # which key says it
     norm_eps_else: str = ""  # and which one does where that is not there
     norm_by_eps: bool = False  # norms are layer norms where that one does
@@ -128,6 +131,7 @@ FUSED = {f"attention.{part}": "attn_qkv.weight" for part in "qkv"}
 FUSED_BIASES = {f"attention.{part}_bias": "attn_qkv.bias" for part in "qkv"}
 _FUSED_MLP = {"mlp.gate": "ffn_up.weight", "mlp.up": "ffn_up.weight"}
 _SHARED = {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
+_GATES = {"attention.gate": "attn_gate.weight", "router_bias": "exp_probs_b.bias"}
 _GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"}
 _SIGMOID: Mapping[str, Any] = {"score": "sigmoid", "biased": True}
 _OFFSET_SIGMOID: Mapping[str, Any] = {**_SIGMOID, "sum_offset": LFM2_SUM_OFFSET}
@@ -264,6 +268,33 @@ ARCHITECTURES = {
         further=mimo.mimo,
         always={"sinks": True, "sinks_in_windows": True},
     ),
+    "step35": GgufArchitecture(
+        "step3p5",
+        qk_norm="head",
+        divisors=True,
+        longer_divisors=True,
+        partly_rotated=True,
+        full_every=4,
+        window_rope=0.0,
+        layer_names=LAYER_NAMES | _SHARED | _GATES,
+        experts=GgufExperts(normalized=None, shared="size", scaled=True, dense_first=True, always=_SIGMOID),
+        drafting_layers=True,
+        prepared=kinds.step_keys,
+        further=kinds.step,
+        always={"attention_gate": True, "gate_by_head": True},
+    ),
+    "laguna": GgufArchitecture(
+        "laguna",
+        qk_norm="head",
+        partly_rotated=True,
+        windowed="laguna",
+        window_rope=0.0,
+        layer_names=LAYER_NAMES | _SHARED | _GATES,
+        experts=GgufExperts(normalized=None, shared="size", scaled=True, dense_first=True, always=_SIGMOID),
+        prepared=kinds.laguna_keys,
+        further=kinds.laguna,
+        always={"attention_gate": True, "gate_activation": "softplus"},
+    ),
     "kimi-linear": GgufArchitecture(
         "kimi_linear",
         partly_rotated=True,
@@ -279,10 +310,7 @@ ARCHITECTURES = {
         qk_norm="head",
         full_every=4,
         unrotated_every=4,
-        layer_names=LAYER_NAMES
-        | _NORMS_AROUND
-        | _SHARED
-        | {"attention.gate": "attn_gate.weight", "router_bias": "exp_probs_b.bias"},
+        layer_names=LAYER_NAMES | _NORMS_AROUND | _SHARED | _GATES,
         experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
         further=further.afmoe,
         always={"norm_placement": "both", "attention_gate": True},
@@ -293,6 +321,13 @@ ARCHITECTURES = {
         partly_rotated=True,
         layer_names=LAYER_NAMES | {"router_bias": "exp_probs_b.bias"},
         experts=GgufExperts(always=_SIGMOID),
+    ),
+    "minimax-01": GgufArchitecture(
+        "minimax",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | minimax.LAYER_NAMES,
+        prepared=minimax.without_scale,
+        further=minimax.minimax,
     ),
     "gpt-oss": GgufArchitecture(
         "gpt_oss",

@@ -107,6 +107,7 @@ def read_config(
     ):
         if value != head_dim:
             raise fields.error(key, f"is {value}, but a head has {head_dim}; others are not served")
+    turning = () if architecture.folded else divisors[: rotated // 2] if architecture.longer_divisors else divisors
     layers, every = fields.integer("block_count"), architecture.unrotated_every
     if architecture.drafting_layers:
         further = fields.integer("nextn_predict_layers", 0)
@@ -155,7 +156,7 @@ def read_config(
         rope_scaling=(
             _longrope(fields, row_of_numbers(LONGROPE[0]), row_of_numbers(LONGROPE[1]), context_length)
             if architecture.longrope
-            else _rope_scaling(fields, () if architecture.folded else divisors, context_length, architecture.truncate)
+            else _rope_scaling(fields, turning, context_length, architecture.truncate)
         ),
         rotary_dim=None if rotated == head_dim else rotated,
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,

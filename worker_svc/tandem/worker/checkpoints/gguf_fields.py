@@ -127,6 +127,16 @@ _MORE: Mapping[str, Table] = {
     | rules(USED, "attention.temperature_scale attention.temperature_length")
     | {"nextn_predict_layers": Only((0,)), "rope.scaling.yarn_log_multiplier": Only((0.1,))},
     "mimo2": _WINDOWS | _EXPERTS | rules(USED, "rope.freq_base_swa attention.value_scale"),
+    "step35": _WINDOWS
+    | _EXPERTS
+    | rules(USED, "rope.freq_base_swa rope.dimension_count_swa swiglu_clamp_exp swiglu_clamp_shexp")
+    | rules(USED, "expert_shared_feed_forward_length leading_dense_block_count nextn_predict_layers")
+    | rules(USED, "expert_weights_scale expert_weights_norm"),
+    "laguna": _WINDOWS
+    | _EXPERTS
+    | rules(USED, "rope.freq_base_swa rope.dimension_count_swa expert_shared_feed_forward_length")
+    | rules(USED, "leading_dense_block_count expert_weights_scale expert_weights_norm")
+    | rules(NEUTRAL, "expert_shared_count"),
     "kimi-linear": {key: rule for key, rule in _LATENTS.items() if key != "nextn_predict_layers"}
     | rules(USED, "ssm.conv_kernel kda.head_dim")
     | rules(Only(), "rope.scaling.yarn_log_multiplier attention.q_lora_rank")
@@ -134,6 +144,7 @@ _MORE: Mapping[str, Table] = {
     "deepseek32": _LATENTS | _INDEXER,
     "glm-dsa": _LATENTS | _INDEXER | rules(USED, "attention.indexer.types"),
     "minimax-m2": _EXPERTS,
+    "minimax-01": rules(USED, "residual_scale full_attention_interval attention.recurrent_layers"),
     "olmo": _LAYER_NORM | rules(USED, "attention.clamp_kqv"),
     "hunyuan-moe": rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((1,))},
     "afmoe": _EXPERTS

@@ -24,10 +24,11 @@ from tandem.worker.checkpoints.gguf_gemma3n import STREAM_NAMES
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
 from tandem.worker.checkpoints.gguf_kimi import kimi_pieces
 from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
+from tandem.worker.checkpoints.gguf_minimax import lightning_pieces
 from tandem.worker.checkpoints.gguf_states import mamba_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import Place, places_of, places_with_latents
-from tandem.worker.checkpoints.recurrences import KimiDelta, Mamba
+from tandem.worker.checkpoints.recurrences import KimiDelta, Lightning, Mamba
 from tandem.worker.checkpoints.row_order import heads_order, index_order, latents_order
 
 
@@ -55,6 +56,8 @@ class GgufLayout:
             self.pieces = mamba_pieces(config)
         elif isinstance(config.recurrence, KimiDelta):
             self.pieces = kimi_pieces(config)
+        elif isinstance(config.recurrence, Lightning):
+            self.pieces = lightning_pieces(config, config.recurrence)
         # Tensors of one number that are keys, each with the key and its layer.
         self.numbers: dict[str, tuple[str, int]] = {}
         if config.activation == "xielu":

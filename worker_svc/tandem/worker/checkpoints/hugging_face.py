@@ -57,7 +57,8 @@ _log = logging.getLogger(__name__)
 
 # Tables that older exports carry, which we compute: RoPE's, and which tokens a token sees.
 _IGNORED = re.compile(
-    r"(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(attention\.)?(masked_)?bias|\d+\.attention\.(masked_)?bias)"
+    r".+\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"  # of lightning attention
+    r"|(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(attention\.)?(masked_)?bias|\d+\.attention\.(masked_)?bias)"
 )
 _DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,

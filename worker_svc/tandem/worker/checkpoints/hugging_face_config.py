@@ -503,6 +503,8 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         said = {"alpha": config.number("swiglu_alpha", gate.alpha), "limit": config.number("swiglu_limit", gate.limit)}
         keys = {"experts.clamped.alpha": "swiglu_alpha", "experts.clamped.limit": "swiglu_limit"}
         values["clamped"] = build(ClampedSwiGLU, config, keys, **said, offset=gate.offset)
+        if known.shared is not None:
+            values["shared_clamped"] = values["clamped"]
     if known.listed:
         values["listed_layers"] = listed_layers(config, layers)
     if known.jitter:

@@ -170,6 +170,8 @@ _GPT_2 = (
     | rules(Only(), "rms_norm_eps head_dim num_key_value_heads layer_types")
 )
 
+_ALPHA_BETA, _MINIMAX_PARTS = ("alpha", "beta"), ("full_attention", "linear_attention", "mlp")
+
 # By our name of the architecture.
 CONFIG: Mapping[str, Table] = {
     "llama": _DENSE
@@ -285,6 +287,33 @@ CONFIG: Mapping[str, Table] = {
     | {"add_swa_attention_sink_bias": Only((True,)), "add_full_attention_sink_bias": Only((False,))}
     | {"n_shared_experts": Only((0,)), "topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))}
     | {"swa_num_attention_heads": USED, "swa_num_key_value_heads": USED, "swa_head_dim": USED, "swa_v_head_dim": USED},
+    "step3p5": _CONFIG
+    | rules(USED, "attention_bias mlp_bias sliding_window query_pre_attn_scalar mlp_layer_types moe_layers_enum")
+    | rules(USED, "num_attention_groups num_sliding_attention_heads attention_other_setting per_layer_config")
+    | rules(USED, "partial_rotary_factors swiglu_limits swiglu_limits_shared num_nextn_predict_layers")
+    | rules(USED, "n_routed_experts moe_num_experts num_local_experts num_experts_per_tok moe_top_k")
+    | rules(USED, "moe_intermediate_size share_expert_dim share_expert_dims moe_router_scaling_factor")
+    # of layers that draft, and what transformers does not look at
+    | rules(NEUTRAL, "mtp_layer_types mtp_mlp_layer_types max_seq_len need_fp32_gate use_rope_layers")
+    | rules(NEUTRAL, "moe_layer_offset moe_every_n_layer att_impl_type norm_type")
+    | rules(Only((True,)), "use_head_wise_attn_gate use_moe use_moe_router_bias norm_expert_weight zero_centered")
+    | {
+        "gating": Only((True, "per-head")),
+        "use_qk_norm": Only((True,)),
+        "sink": Only((False,)),
+        "use_mfa": Only((False,)),
+    }
+    | {"use_bidirectional_attention": Only((False,)), "moe_router_activation": Only(("sigmoid",))}
+    | {"yarn_only_types": Only((["full_attention"],)), "moe_layer_freq": Only(), "sparse_attention_config": Only()},
+    "laguna": _CONFIG
+    | rules(USED, "attention_bias sliding_window mlp_layer_types num_attention_heads_per_layer gating")
+    | rules(USED, "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size")
+    | rules(USED, "moe_routed_scaling_factor")
+    | rules(NEUTRAL, "partial_rotary_factor")
+    | rules(Only((False,)), "moe_apply_router_weight_on_input swa_attention_sink_enabled")
+    | {"moe_router_logit_softcapping": Only((0,))}
+    # only among the RoPE parameters of each kind of layers
+    | rules(Only(), "rope_theta rope_scaling original_max_position_embeddings"),
     "youtu": _LATENTS | rules(USED, "hidden_act rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
     "minicpm3": _LATENTS
     | rules(USED, "hidden_act mlp_bias scale_emb scale_depth dim_model_base")
@@ -414,6 +443,13 @@ CONFIG: Mapping[str, Table] = {
     | rules(NEUTRAL, "use_grouped_topk ep_size aux_loss_alpha seq_aux")
     | {"num_nextn_predict_layers": Only((0,)), "moe_layer_freq": Only((1,)), "mla_use_nope": Only((True,))}
     | {"moe_router_activation_func": Only(("sigmoid",))},
+    "bailing_hybrid": _LATENTS
+    | rules(USED, "linear_head_dim linear_num_heads linear_conv_kernel_dim short_conv_kernel_size layer_group_size")
+    | rules(USED, "kda_safe_gate kda_lower_bound mlp_layer_types first_k_dense_replace num_mtp_layers")
+    | rules(USED, "model_max_length moe_renormalize norm_topk_prob num_expert_group n_group num_nextn_predict_layers")
+    | rules(USED, "num_experts_per_token num_experts_per_tok num_shared_experts n_shared_experts topk_group")
+    | rules(USED, "num_experts num_local_experts moe_intermediate_size routed_scaling_factor")
+    | rules(NEUTRAL, "mtp_loss_scaling_factor"),
     "bamba": _CONFIG
     | rules(USED, "attention_bias mlp_bias attn_layer_indices")
     | rules(NEUTRAL, "num_logits_to_keep z_loss_coefficient use_mamba_kernels attn_rotary_emb")
@@ -433,6 +469,14 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval")
     | rules(NEUTRAL, "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor")
     | {"head_dim": Only()},
+    "minimax": _CONFIG
+    | _EXPERTS
+    | rules(USED, "num_experts attn_type_list rotary_dim sliding_window")
+    | rules(USED, *(f"{part}_{which}_factor" for part in ("full_attn", "linear_attn", "mlp") for which in _ALPHA_BETA))
+    | rules(USED, *(f"layernorm_{part}_{which}" for part in _MINIMAX_PARTS for which in _ALPHA_BETA))
+    # how prompts are cut, which changes no more than roundings, and what is of a part that is not there
+    | rules(NEUTRAL, "block_size shared_moe_mode")
+    | {"postnorm": Only((True,)), "shared_intermediate_size": Only((0,))},
     "olmo2": _DENSE | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _DENSE | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
@@ -606,6 +650,8 @@ ROPE_OF: Mapping[str, Table] = {
     "gpt_neox": _PARTIAL,
     "bamba": _PARTIAL,
     "nemotron": _PARTIAL,
+    "step3p5": _PARTIAL,
+    "laguna": _PARTIAL,
 }
 
 # Of ModelOpt: `quantization_config`, or `quantization` of a file of its own. How a cache is rounded is not looked at.

@@ -19,9 +19,10 @@ from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 from tandem.worker.checkpoints.hugging_face_delta_net import KEYS as DELTA_NET_KEYS
+from tandem.worker.checkpoints.hugging_face_minimax import rows_by_head
 from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba
+from tandem.worker.checkpoints.recurrences import DeltaNet, Lightning, Mamba
 from tandem.worker.checkpoints.row_order import halves_order
 
 KEYS = DELTA_NET_KEYS | {
@@ -147,15 +148,17 @@ def pieces(architecture: Architecture, config: ModelConfig, stored: Container[st
 def state_pieces(architecture: Architecture, config: ModelConfig) -> dict[str, Piece]:
     """Returns the pieces, by canonical name, of layers with states where nothing else is not as it is: the filters of
     convolutions, stored `[channels, 1, kernel]`, the parts of Mamba's inputs, stored as z, channels and dt, Kimi's
-    rates, stored `[1, 1, heads, 1]`, and what is called otherwise in such layers."""
+    rates, stored `[1, 1, heads, 1]`, rows of lightning attention by head, and what is called otherwise there."""
     found: dict[str, Piece] = {}
     for layer in config.recurrence.layers if config.recurrence is not None else ():
         for part, stored in architecture.state_names.items():
             name = f"layers.{layer}.{part}"
             found[name] = Piece(f"model.layers.{layer}.{stored}", (config.hidden_size,))
     for name, shape in config.tensor_shapes().items():
-        if name.endswith("kimi_delta.rate"):
+        if name.endswith("kimi_delta.rate") and config.architecture == "kimi_linear":
             found[name] = Piece(architecture.stored_name(name)[0], (1, 1, *shape, 1))
+        elif name.endswith("lightning.channels") and isinstance(config.recurrence, Lightning):
+            found[name] = Piece(architecture.stored_name(name)[0], shape, rows_by_head(config.recurrence))
         elif name.endswith((".filter", "_filter")):
             whole: tuple[int, ...] = (shape[0], 1, shape[1])
             found[name] = Piece(architecture.stored_name(name)[0], whole)

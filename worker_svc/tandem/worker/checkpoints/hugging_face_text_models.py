@@ -94,6 +94,7 @@ TEXT_MODELS: Mapping[str, TextModel] = {
     "hunyuan_vl_text": TextModel(
         "hunyuan_v1_dense", _usual(290943, 4096, 11008, 32, 32, 0, 2048, 1e-5), three_positions=True
     ),
+    "step3p5": TextModel("step3p5", _usual(128815, 4096, 11264, 45, 64, 8, 128000, 1e-5, moe_intermediate_size=1280)),
     "phi3": TextModel("phi3", _usual(32064, 3072, 8192, 32, 32, 0, 4096, 1e-5)),
     "phi4_multimodal": TextModel("phi3", _usual(200064, 3072, 8192, 32, 32, 8, 131072, 1e-5)),
 }

@@ -37,6 +37,7 @@ LEFT_OUT = (
     *("multi_modal_projector", "mm_projector", "vision_projector", "vision_projection", "sound_projection"),
     *("projector", "layerwise_projectors", "spatial_projectors", "patch_merger", "merger", "connector", "aligner"),
     "mlp1",
+    "vit_large_projector",
 )
 
 # What is said of pictures and sounds, beside the text model's fields or, in some files, among them.
@@ -74,6 +75,8 @@ SEEN_AND_HEARD: Table = rules(
     "assistant_token_id audio_start_token_id audio_end_token_id position_id_per_seconds seconds_per_chunk init_std",
     # how InternVL names the template of its chat
     "template system_message image_fold",
+    # of Step 3.7
+    "understand_projector_stride image_token_len patch_token_len im_start_token im_end_token",
 ) | rules(Only((0,)), "use_backbone_lora use_llm_lora")
 
 # What Idefics 3 and SmolVLM have written beside the fields of a Llama.
@@ -161,6 +164,7 @@ WRAPPERS = (
         also_named=("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"),
         also_spelled=("NemotronH_Nano_VL_V2",),
     ),
+    Wrapper("step3p7", "Step3p7ForConditionalGeneration", "step3p5", alone=True),
     Wrapper("phi4_multimodal", "Phi4MultimodalForCausalLM", "phi4_multimodal", alone=True, flat=True),
     Wrapper("phi4mm", "Phi4MMForCausalLM", "phi4_multimodal", alone=True, flat=True),
 )

@@ -116,6 +116,16 @@ class ClampedSwiGLU:
         require_finite("experts.clamped.offset", self.offset)
 
 
+@dataclass(frozen=True, slots=True)
+class LimitedSwiGLU:
+    """The gate of Step 3.5: `silu(gate) up`, the former being at most `limit`, up at most in size."""
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        require_finite("experts.clamped.limit", self.limit, above=0.0)
+
+
 LFM2_SUM_OFFSET = 1e-6  # `Experts.sum_offset` of LFM2, which no file says
 
 
@@ -136,7 +146,8 @@ class Experts:
     scale: float = 1.0  # of the chosen experts' weights
     jitter: float = 0.0  # of mixer: scores that are less by more than twice this share of them do not count
     shared_size: int = 0  # intermediate size of a further expert that every token has; 0: none
-    clamped: ClampedSwiGLU | None = None  # instead of the model's activation, of the shared one too
+    clamped: ClampedSwiGLU | LimitedSwiGLU | None = None  # instead of the model's activation
+    shared_clamped: ClampedSwiGLU | LimitedSwiGLU | None = None  # the same of the shared expert
     biases: bool = False  # of the router, which are added to its logits, and of the experts' matrices
     shared_router: bool = False  # a router of its own gives the shared expert's weight, by a sigmoid
     activation: Activation = "silu"
@@ -195,6 +206,19 @@ class QueryGrowth:
     def __post_init__(self) -> None:
         require_finite("query_growth.beta", self.beta, at_least=0.0)
         require_size("query_growth.every", self.every, LIMITS["context_length"])
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNorms:
+    """The stream goes on as what the norm before a part gives, multiplied; what the part gives is added to it."""
+
+    attention: float
+    state: float
+    feed_forward: float
+
+    def __post_init__(self) -> None:
+        for name in ("attention", "state", "feed_forward"):
+            require_finite(f"kept_norms.{name}", getattr(self, name), above=0.0)
 
 
 @dataclass(frozen=True, slots=True)

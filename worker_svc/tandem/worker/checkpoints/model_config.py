@@ -18,6 +18,8 @@ from tandem.worker.checkpoints.layer_parts import (
     Activation,
     ConfigError,
     Experts,
+    KeptNorms,
+    LimitedSwiGLU,
     PerLayerInputs,
     QueryGrowth,
     RopeScaling,
@@ -51,6 +53,7 @@ class AttentionKind(NamedTuple):
     # Unless it is 0, a token sees so many of those that its window has, which are chosen for it; or so many entries.
     most: int = 0
     every: int = 0  # unless it is 0, a token sees entries of so many tokens each beside its window (`compression.py`)
+    query_heads: int = 0  # unless it is 0, theirs instead of the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class ModelConfig:
     norm_placement: Literal["before", "after", "both", "after_attention"] = "before"
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
+    kept_norms: KeptNorms | None = None
     attention_multiplier: float | None = None  # of queries times keys; None: one over the root of head_dim
     attention_soft_cap: float = 0.0  # queries times keys become cap tanh(that / cap); 0: they stay
     logit_multiplier: float = 1.0
@@ -90,11 +94,13 @@ class ModelConfig:
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and the `window - 1` tokens before it; 0: all
     chunked: bool = False  # windows are chunks: a token sees itself and what is before it in its own chunk
     window_rope_theta: float | None = None  # layers with a window rotate by it, without scaling
+    window_rotary_dim: int = 0  # of layers with a window that rotate by a theta of their own; 0: `rotary_dim`
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
     query_growth: QueryGrowth | None = None
     learned_positions: int = 0  # rows of a table of which one is added to a token's vector; 0: there is none
     position_offset: int = 0  # the row of the first position
     full_heads: KVHeads | None = None  # of layers without a window; None: as those of all
+    query_heads: tuple[int, ...] = ()  # by layer, `num_heads` being the first one's; empty: all have as many
     values_are_keys: bool = False  # layers without a window project no values: these are the keys before all else
     value_norm: bool = False  # values are normalized by head, without weights
     shared_layers: int = 0  # the last ones, which look at keys and values of the last layer before them of their kind
@@ -107,6 +113,7 @@ class ModelConfig:
     layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
     gate_by_head: bool = False  # which is one number for each head
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # what it is multiplied by instead of the sigmoid
     latents: Latents | None = None  # what is stored of a token instead of each head's key and value, in all layers
     indexer: Indexer | None = None  # what chooses the tokens that are looked at; None: all are
     compression: Compression | None = None  # of what layers attend to beside a window
@@ -120,6 +127,9 @@ class ModelConfig:
     gate_multiplier: float = 1.0  # of the feed-forward part's gate, before its activation
     activation: Activation = "silu"  # of the feed-forward layer
     gated: bool = True  # activation(gate x) * up x; else activation(up x)
+    # By layer, limits of the gates of experts, and of those of ordinary and shared parts (`LimitedSwiGLU`); 0: none.
+    swiglu_limits: tuple[float, ...] = ()
+    shared_swiglu_limits: tuple[float, ...] = ()
     mlp_bias: bool = False  # of the matrices of ordinary feed-forward parts, and of a shared expert
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
@@ -141,7 +151,7 @@ class ModelConfig:
         for prefix, heads in (("", KVHeads(self.num_kv_heads, self.head_dim)), ("full_heads.", self._full_heads)):
             require_size(f"{prefix}num_kv_heads", heads.number, LIMITS["num_kv_heads"])
             require_size(f"{prefix}head_dim", heads.size, LIMITS["head_dim"])
-            if self.num_heads % heads.number:
+            if not self.query_heads and self.num_heads % heads.number:
                 raise ConfigError(f"{prefix}num_kv_heads", f"{heads.number} does not divide the {self.num_heads} heads")
             if heads.size % 2:
                 raise ConfigError(f"{prefix}head_dim", f"{heads.size} is odd, but RoPE rotates pairs")
@@ -162,6 +172,7 @@ class ModelConfig:
             require_finite(name, getattr(self, name), above=0.0)
         for name in ("qkv_limit", "attention_soft_cap", "logit_soft_cap"):
             require_finite(name, getattr(self, name), at_least=0.0)
+        self._check_by_layer()
         if self.qkv_limit and (self.qk_norm not in (None, "whole") or self.values_are_keys):
             raise ConfigError("qkv_limit", "is served without norms of heads, or with those over all of them at once")
         if not self.norm_weights and (self.norm != "layer" or self.norm_bias or self.norm_placement != "before"):
@@ -190,6 +201,11 @@ class ModelConfig:
                 given = len(getattr(self.rope_scaling, name))
                 if given != wanted:
                     raise ConfigError(f"rope_scaling.{name}", f"are {given}, but a head of {self.rotated} has {wanted}")
+        if self.kept_norms is not None and (
+            *(self.norm_placement, self.norm, self.residual_multiplier, self.parallel),
+            *(self.feed_forward_alone, self.beside_attention, self.per_layer_inputs, self.layer_scale),
+        ) != ("before", "rms", 1.0, False, None, False, None, False):
+            raise ConfigError("kept_norms", "are of RMS norms before a layer's two parts")
         if self.recurrence is not None:
             if not self.attention_layers:
                 raise ConfigError("recurrence.layers", "leave no layer that has attention; one at least must have it")
@@ -203,6 +219,8 @@ class ModelConfig:
             raise ConfigError("norm_placement", "is that of models whose other layers have states")
         if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
             raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
+        if self.latents is not None and self.attention_gate:
+            self._check_gates_of_latents()
         if self.indexer is not None:
             self._check_indexer(self.indexer)
         if self.compression is not None:
@@ -239,6 +257,35 @@ class ModelConfig:
             self._check_streams()
         if self.experts is not None and self.experts.count * self.num_layers > _MOST_EXPERTS:
             raise ConfigError("experts.count", f"{self.experts.count} in {self.num_layers} layers are too many")
+
+    def _check_gates_of_latents(self) -> None:
+        if not self.gate_by_head or self.gate_activation != "sigmoid":
+            raise ConfigError("attention_gate", "is served of heads, by a sigmoid, where attention is over latents")
+
+    def _check_by_layer(self) -> None:
+        for name in ("query_heads", "swiglu_limits", "shared_swiglu_limits"):
+            given = len(getattr(self, name))
+            if given not in (0, self.num_layers):
+                raise ConfigError(name, f"are {given} for {self.num_layers} layers")
+        for limit in (*self.swiglu_limits, *self.shared_swiglu_limits):
+            require_finite("swiglu_limits", limit, at_least=0.0)
+        if (self.swiglu_limits or self.shared_swiglu_limits) and (self.activation != "silu" or not self.gated):
+            raise ConfigError("swiglu_limits", "are those of gates by silu")
+        if self.window_rotary_dim:
+            wide, part = self.head_dim, self.window_rotary_dim
+            if part % 2 or not 2 <= part <= wide:
+                raise ConfigError("window_rotary_dim", f"must be even and from 2 to {wide}, but is {part}")
+            if self.window_rope_theta is None or self.full_heads is not None or self.in_proportion:
+                raise ConfigError("window_rotary_dim", "is served of heads of one size and a theta of their own")
+        if not self.query_heads:
+            return
+        if self.query_heads[0] != self.num_heads or self.latents is not None or self.values_are_keys:
+            raise ConfigError("query_heads", "must begin with num_heads, of layers with keys and values")
+        for number, (queries, heads) in enumerate(zip(self.query_heads, self.layer_heads, strict=True)):
+            require_size("query_heads", queries, LIMITS["num_heads"])
+            if queries % heads.number:
+                problem = f"has {queries} in layer {number}, which cannot share {heads.number} heads of keys"
+                raise ConfigError("query_heads", problem)
 
     def _check_indexer(self, indexer: Indexer) -> None:
         if self.latents is None or not self.latents.query_rank:
@@ -341,6 +388,14 @@ class ModelConfig:
         """Tells whether a layer that stores has a projection for values."""
         return not self.values_are_keys or (bool(self.windows) and self.windows[layer] > 0)
 
+    def kept_norm(self, layer: int) -> float:
+        """Returns by what the norm before a layer's first part is multiplied where it takes the stream's place; 0: it
+        does not."""
+        kept, recurrence = self.kept_norms, self.recurrence
+        if kept is None:
+            return 0.0
+        return kept.state if recurrence is not None and layer in recurrence.layers else kept.attention
+
     def inner_size(self, layer: int) -> int:
         """Returns the intermediate size of a layer's ordinary feed-forward part."""
         usual = self.inner_sizes[layer] if self.inner_sizes else self.intermediate_size
@@ -400,7 +455,11 @@ class ModelConfig:
                 )
                 for layer, heads in enumerate(self.layer_heads)
             )
-        return tuple(AttentionKind(-window if self.chunked else window, heads, most) for window, heads in both)
+        kinds = (AttentionKind(-window if self.chunked else window, heads, most) for window, heads in both)
+        return tuple(
+            kind._replace(query_heads=self.query_heads[layer] if self.query_heads else 0)
+            for layer, kind in enumerate(kinds)
+        )
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -469,11 +528,16 @@ class ModelConfig:
     def for_windows(self) -> ModelConfig:
         """Returns the same model rotating as its layers with windows do."""
         assert self.window_rope_theta is not None
-        rotary_dim = None if self.in_proportion else self.rotary_dim
         if self.compression is not None:
             return replace(self.for_full_layers(), rope_theta=self.window_rope_theta, rope_scaling=None)
+        rotary_dim = None if self.in_proportion else self.window_rotary_dim or self.rotary_dim
         return replace(
-            self, rope_theta=self.window_rope_theta, rope_scaling=None, rotary_dim=rotary_dim, full_heads=None
+            self,
+            rope_theta=self.window_rope_theta,
+            rope_scaling=None,
+            rotary_dim=rotary_dim,
+            window_rotary_dim=0,
+            full_heads=None,
         )
 
     def for_full_layers(self) -> ModelConfig:
@@ -534,16 +598,42 @@ class ModelConfig:
     def projections(self, layer: int) -> dict[Literal["q", "k", "v"], int]:
         """Returns the rows of each of a layer's projections before attention."""
         heads = self.layer_heads[layer]
-        rows: dict[Literal["q", "k", "v"], int] = {"q": self.num_heads * heads.size}
+        rows: dict[Literal["q", "k", "v"], int] = {"q": self.queries(layer) * heads.size}
         if self.stores(layer):
             rows["k"] = heads.number * heads.size
             if self.projects_values(layer):
                 rows["v"] = heads.number * (self.value_dim or heads.size)
         return rows
 
+    def queries(self, layer: int) -> int:
+        """Returns how many heads of queries a layer with attention has."""
+        return self.query_heads[layer] if self.query_heads else self.num_heads
+
+    def rotated_in(self, layer: int) -> int:
+        """Returns how many of a head's numbers a layer rotates, if it does."""
+        windowed = bool(self.windows) and self.windows[layer] > 0
+        return self.window_rotary_dim if windowed and self.window_rotary_dim else self.rotated
+
+    def experts_in(self, layer: int) -> Experts | None:
+        """Returns a layer's experts, if it has such."""
+        if self.experts is None or not self.has_experts(layer):
+            return None
+        limit, shared = self._limit(self.swiglu_limits, layer), self.limit(layer)
+        if limit is None and shared is None:
+            return self.experts
+        return replace(self.experts, clamped=limit or self.experts.clamped, shared_clamped=shared)
+
+    def limit(self, layer: int) -> LimitedSwiGLU | None:
+        """Returns the gate of a layer's ordinary or shared part where it has a limit."""
+        return self._limit(self.shared_swiglu_limits, layer)
+
+    @staticmethod
+    def _limit(limits: tuple[float, ...], layer: int) -> LimitedSwiGLU | None:
+        return LimitedSwiGLU(limits[layer]) if limits and limits[layer] else None
+
     def attended_size(self, layer: int) -> int:
         """Returns how many numbers a layer's attention gives."""
-        return self.num_heads * (self.value_dim or self.layer_heads[layer].size)
+        return self.queries(layer) * (self.value_dim or self.layer_heads[layer].size)
 
     def has_sinks(self, layer: int) -> bool:
         """Tells whether the heads of a layer with attention have one more score."""
@@ -553,7 +643,7 @@ class ModelConfig:
         """Returns by how many gates a layer with attention multiplies what that gives."""
         if not self.attention_gate:
             return 0
-        return self.num_heads if self.gate_by_head else self.projections(layer)["q"]
+        return self.queries(layer) if self.gate_by_head else self.projections(layer)["q"]
 
     def _mixing_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         shapes, recurrence = self._norm_shapes("attention.norm"), self.recurrence  # a layer's first norm
@@ -572,6 +662,7 @@ class ModelConfig:
             shapes = self.latents.tensor_shapes(self.hidden_size, self.num_heads, bias=self.qkv_bias)
             if self.indexer is not None and layer in self.indexer.layers:
                 shapes |= self.indexer.tensor_shapes(self.hidden_size, self.latents.query_rank)
+            shapes |= {"attention.gate": (self.gates(layer), self.hidden_size)} if self.attention_gate else {}
             return shapes | ({"attention.output_bias": (self.hidden_size,)} if self.output_bias else {})
         if self.compression is not None:
             return self.compression.tensor_shapes(layer, self.hidden_size, self.num_heads, self.head_dim)
@@ -584,7 +675,7 @@ class ModelConfig:
         if self.qkv_bias:
             shapes |= {f"attention.{name}_bias": (size,) for name, size in rows.items()}
         if self.has_sinks(layer):
-            shapes["attention.sinks"] = (self.num_heads,)
+            shapes["attention.sinks"] = (self.queries(layer),)
         if self.output_bias:
             shapes["attention.output_bias"] = (self.hidden_size,)
         if self.qk_norm and self.qk_norm != "unit":

@@ -116,11 +116,15 @@ class KimiDelta:
     heads: int
     head_dim: int  # of a head's query, key and value, and of what decays and gates are made of
     kernel: int  # tokens that the convolution sees
+    directly: bool = False  # decays and gates are made of the stream by one matrix each
+    least: float = 0.0  # the least logarithm of a decay, which is of a sigmoid then (Ling 3.0); 0: of a softplus
 
     def __post_init__(self) -> None:
         require_size("kimi_delta.heads", self.heads, LIMITS["num_heads"])
         require_size("kimi_delta.head_dim", self.head_dim, LIMITS["head_dim"])
         require_size("kimi_delta.kernel", self.kernel, _MOST_KERNEL)
+        if not (math.isfinite(self.least) and self.least <= 0):
+            raise ConfigError("kimi_delta.least", f"must be at most 0, but is {self.least:g}")
 
     @property
     def groups(self) -> int:
@@ -156,7 +160,7 @@ class KimiDelta:
     @property
     def divided(self) -> Mapping[str, tuple[int, ...]]:
         """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
-        wide = ("q", "k", "v", "q_filter", "k_filter", "v_filter", "decay_out", "gate_out", "bias")
+        wide = ("q", "k", "v", "q_filter", "k_filter", "v_filter", "decay_out", "gate_out", "decay", "gate", "bias")
         return dict.fromkeys(wide, (self.size,)) | dict.fromkeys(("b", "rate"), (self.heads,))
 
     def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -166,6 +170,9 @@ class KimiDelta:
         shapes |= {f"kimi_delta.{name}_filter": (size, self.kernel) for name in "qkv"}
         shapes["kimi_delta.b"] = (self.heads, hidden_size)
         for name in ("decay", "gate"):
+            if self.directly:
+                shapes[f"kimi_delta.{name}"] = (size, hidden_size)
+                continue
             shapes[f"kimi_delta.{name}_in"] = (rank, hidden_size)
             shapes[f"kimi_delta.{name}_out"] = (size, rank)
         return shapes | {
@@ -319,9 +326,82 @@ class Mamba:
         return shapes
 
 
+@dataclass(frozen=True, slots=True)
+class Lightning:
+    """Layers with lightning attention instead of attention (`model/lightning.py`)."""
+
+    layers: tuple[int, ...]
+    heads: int
+    head_dim: int  # of a head's query, key and value
+    norm_eps: float = 1e-6  # of the norm over all heads
+    output_multiplier: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_size("lightning.heads", self.heads, LIMITS["num_heads"])
+        require_size("lightning.head_dim", self.head_dim, LIMITS["head_dim"])
+        require_finite("lightning.output_multiplier", self.output_multiplier, above=0.0)
+
+    def slopes(self, layer: int, layers: int) -> tuple[float, ...]:
+        """Returns minus the logarithm of what each head's state is multiplied by from token to token: less from head to
+        head, and from layer to layer."""
+        depth = 1 - layer / (layers - 1 + 1e-5) + 1e-5
+        return tuple(2 ** (-8 * (head + 1) / self.heads) * depth for head in range(self.heads))
+
+    @property
+    def kernel(self) -> int:
+        """Returns how many tokens the convolution sees: there is none."""
+        return 1
+
+    @property
+    def groups(self) -> int:
+        """Returns how many groups of heads there are, each with a query and a key."""
+        return self.heads
+
+    @property
+    def size(self) -> int:
+        """Returns how many numbers the rule gives of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Returns the numbers that the state sees of a token: values, keys, queries."""
+        return 3 * self.size
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Returns the shape of what is carried from token to token: heads, rows, columns."""
+        return self.heads, self.head_dim, self.head_dim
+
+    @property
+    def factors(self) -> int:
+        """Returns how many numbers of a token a journal holds beside its inputs: as many as Mamba's."""
+        return 2 * self.heads
+
+    def shared(self, ranks: int) -> Lightning:
+        """Returns the sizes of a rank's part: one has all. Raises ConfigError."""
+        if ranks > 1:
+            problem = f"are normed together, which {ranks} ranks cannot share (tensor_parallel)"
+            raise ConfigError("lightning.heads", problem)
+        return self
+
+    @property
+    def divided(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
+        return {"channels": (self.size,) * 3, "z": (self.size,), "norm_weight": (self.size,)}
+
+    def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of a layer, by canonical name within it."""
+        return {
+            "lightning.channels": (self.channels, hidden_size),
+            "lightning.z": (self.size, hidden_size),
+            "lightning.norm_weight": (self.size,),
+            "lightning.output": (hidden_size, self.size),
+        }
+
+
 def _divide(field: str, size: int, ranks: int) -> None:
     if size % ranks:
         raise ConfigError(field, f"{size} cannot be shared by {ranks} ranks (tensor_parallel)")
 
 
-Recurrence: TypeAlias = DeltaNet | KimiDelta | ShortConvolution | Mamba
+Recurrence: TypeAlias = DeltaNet | KimiDelta | ShortConvolution | Mamba | Lightning

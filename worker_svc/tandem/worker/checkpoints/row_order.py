@@ -20,10 +20,13 @@ def heads_order(config: ModelConfig, name: str, rows: int, *, neighbours: bool) 
     """Returns the order that makes rows of a canonical tensor ours whose pairs are `neighbours`, or halves of what
     turns; None: they are."""
     alike = config.full_heads is None or config.full_heads.size == config.head_dim
-    in_part = config.rotated != config.head_dim and alike and not config.in_proportion
-    if not (neighbours or in_part) or not name.endswith(_ROTATED):
+    if not name.endswith(_ROTATED):
         return None
-    return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=neighbours)
+    rotated = config.rotated_in(int(name.split(".")[1]))
+    in_part = rotated != config.head_dim and alike and not config.in_proportion
+    if not (neighbours or in_part):
+        return None
+    return halves_order(rows // config.head_dim, config.head_dim, rotated, neighbours=neighbours)
 
 
 def halves_order(heads: int, head_dim: int, rotated: int | None = None, *, neighbours: bool = True) -> torch.Tensor:

@@ -15,7 +15,7 @@ from tandem.worker.checkpoints.hugging_face_deepseek_v4 import CHOICES, LAYER_TY
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.hugging_face_gemma3n import STREAM_KEYS
 from tandem.worker.checkpoints.known_fields import USED, Only
-from tandem.worker.checkpoints.layer_parts import RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.comparison import difference
 from tandem.worker.convert.described_states import states
@@ -23,6 +23,7 @@ from tandem.worker.convert.pieces import ConvertError
 
 _ACTIVATIONS = {"silu": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 _ACTIVATIONS |= {"xielu": "xielu"}
+_PART, _PARTS_BY_KIND = "partial_rotary_factor", ("step3p5", "laguna")  # what rotates is said of each kind of layers
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
@@ -32,7 +33,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     wanted = _sizes(config, architecture) | _numbers(config) | _layers(config, architecture)
     wanted |= _experts(config, architecture) | states(config) | _gemma3n(config) | _gemma4(config, architecture)
     wanted |= _latents(config, architecture) | _indexer(config) | _compression(config)
-    values: dict[str, Any] = {"pad_token_id": None}  # whatever the class has
+    # Whatever the class has; of Step 3.7's text model transformers wants a number.
+    values: dict[str, Any] = {"pad_token_id": 0 if architecture.name == "step3p5" else None}
     for key, value in wanted.items():
         rule = known.get(key)
         if rule is USED or (isinstance(rule, Only) and value is not None and rule.allows(value)):
@@ -53,7 +55,12 @@ def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
+        "num_attention_heads": _heads_of_queries(config, windowed=False),
+        "num_sliding_attention_heads": _heads_of_queries(config, windowed=True),
+        "num_attention_heads_per_layer": list(config.query_heads) or None,
+        "gating": "per-element" if config.attention_gate and not config.gate_by_head else True,
+        "swiglu_limits": list(config.swiglu_limits) or None,
+        "swiglu_limits_shared": list(config.shared_swiglu_limits) or None,
         "num_key_value_heads": _heads_of_keys(config),
         "head_dim": config.head_dim,
         "max_position_embeddings": config.context_length,
@@ -96,6 +103,15 @@ def _heads_of_keys(config: ModelConfig) -> int:
     """Returns what the one number is of: of MiMo, of layers without a window, the others having twice as many."""
     apart = config.full_heads if config.architecture == "mimo_v2_flash" else None
     return config.num_kv_heads if apart is None else apart.number
+
+
+def _heads_of_queries(config: ModelConfig, *, windowed: bool) -> int:
+    """Returns those of layers with a window, or of the others; where all are listed, the first layer's."""
+    windows = config.windows or (0,) * config.num_layers
+    if config.architecture != "step3p5":
+        return config.num_heads
+    of_kind = (config.queries(layer) for layer, window in enumerate(windows) if (window > 0) is windowed)
+    return next(of_kind, config.num_heads)
 
 
 def _numbers(config: ModelConfig) -> dict[str, Any]:
@@ -182,6 +198,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         "moe_layer_interval": every,
         "shared_expert_intermediate_size": experts.shared_size,
         "shared_intermediate_size": experts.shared_size,
+        "share_expert_dim": experts.shared_size,
         "n_shared_experts": experts.shared_size // experts.intermediate_size,
         "num_shared_experts": experts.shared_size // experts.intermediate_size,
         "mlp_layer_types": [
@@ -192,7 +209,7 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         (known.scaled if known and known.scaled else "routed_scaling_factor"): experts.scale,
         "router_jitter_noise": experts.jitter,
     }
-    if experts.clamped is not None:
+    if isinstance(experts.clamped, ClampedSwiGLU):
         values |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
     if config.architecture == "cohere2_moe":
         rotated = any(layer not in config.unrotated_layers for layer in experts.dense_layers if _is_full(config, layer))
@@ -319,10 +336,19 @@ def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         grown = yarn_attention_factor(scaling.factor) - 1
         parameters["mscale_all_dim"] = round((factor - 1) / grown, 10) if grown else 0.0
     usually_in_part = architecture.partial_rotary not in (None, 1)
-    if config.latents is None and (config.rotary_dim is not None or usually_in_part):
+    said = architecture.name == "minimax"  # by `rotary_dim`
+    if config.latents is None and not said and (config.rotary_dim is not None or usually_in_part):
         parameters["partial_rotary_factor"] = _share(config.rotated, config.layer_heads[-1].size)
     if config.query_growth is not None and architecture.query_growth:
         parameters["llama_4_scaling_beta"] = config.query_growth.beta
+    if architecture.name in _PARTS_BY_KIND:
+        parameters[_PART] = _share(config.rotated, config.head_dim)
+        kinds = {"full_attention": parameters}
+        if config.window_rope_theta is not None:
+            rotated = config.window_rotary_dim or config.rotated
+            kinds["sliding_attention"] = {"rope_type": "default", "rope_theta": config.window_rope_theta}
+            kinds["sliding_attention"] |= {_PART: _share(rotated, config.head_dim)}
+        return values | {"rope_parameters": kinds}
     if config.window_rope_theta is not None and architecture.window_rope is not None:
         window = {"rope_type": "default", "rope_theta": config.window_rope_theta}
         if config.architecture == "mimo_v2_flash":

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 
 _INFINITE = {"__float__": "Infinity"}  # which JSON has not, as transformers writes it
 
@@ -23,7 +23,7 @@ def states(config: ModelConfig) -> dict[str, Any]:
             "linear_conv_kernel_dim": sizes.kernel,
             "linear_allow_neg_eigval": sizes.beta_multiplier == 2,
         }
-    if config.architecture == "kimi_linear":
+    if config.architecture in ("kimi_linear", "bailing_hybrid"):
         return _kimi(config)
     match config.architecture:
         case "lfm2" | "lfm2_moe" | "lfm3":
@@ -34,6 +34,8 @@ def states(config: ModelConfig) -> dict[str, Any]:
             return _nemotron(config)
         case "falcon_h1":
             return _falcon(config)
+        case "minimax":
+            return _minimax(config)
         case "bamba":
             return {"attn_layer_indices": list(config.attention_layers), **_mamba(config)}
     return {}
@@ -46,7 +48,8 @@ def _kimi(config: ModelConfig) -> dict[str, Any]:
     if sizes is None:
         return said
     heads = {"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim}
-    return said | heads | {"linear_conv_kernel_dim": sizes.kernel}
+    limits = {"kda_safe_gate": sizes.least < 0, "kda_lower_bound": sizes.least or -5.0}
+    return said | heads | {"linear_conv_kernel_dim": sizes.kernel} | limits
 
 
 def _lfm2(config: ModelConfig) -> dict[str, Any]:
@@ -130,6 +133,19 @@ def _falcon(config: ModelConfig) -> dict[str, Any]:
         "projectors_bias": sizes.output_bias,
         **_mamba(config),
         "mamba_proj_bias": sizes.input_bias,
+    }
+
+
+def _minimax(config: ModelConfig) -> dict[str, Any]:
+    sizes, kept = config.recurrence, config.kept_norms
+    assert (sizes is None or isinstance(sizes, Lightning)) and kept is not None
+    return {
+        "layer_types": _kinds(config, "linear_attention", "full_attention"),
+        "full_attn_alpha_factor": kept.attention,
+        "full_attn_beta_factor": config.mixing_multiplier,
+        "linear_attn_alpha_factor": kept.state,
+        "linear_attn_beta_factor": 1.0 if sizes is None else sizes.output_multiplier,
+        "mlp_alpha_factor": kept.feed_forward,
     }
 
 

@@ -220,7 +220,8 @@ def _vectors(config: ModelConfig) -> dict[str, tuple[float, ...]]:
     if scaling is not None and scaling.kind == "longrope":
         return dict(zip(LONGROPE, (scaling.factors, scaling.long_factors), strict=True))
     divisors = divisors_of(config)
-    return {ROPE_DIVISORS: divisors} if divisors else {}
+    further = (config.window_rotary_dim - config.rotated) // 2  # which layers with a window would have, if any had
+    return {ROPE_DIVISORS: (*divisors, *(1.0,) * further)} if divisors else {}
 
 
 def _unread(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from tandem.worker.checkpoints.gguf_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.gguf_states import MAMBA_KEYS
 from tandem.worker.checkpoints.layer_parts import Experts, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama.cpp's numbers
 # Of which another key, or a tensor, says the same in another way.
@@ -32,6 +32,7 @@ def describe(config: ModelConfig, kind: str) -> dict[str, Any]:
     """Returns the keys of a model for files of this `general.architecture`."""
     wanted = _sizes(config, kind) | _rope(config, kind) | _experts(config, kind) | _states(config)
     wanted |= _gemma3n(config) | _gemma4(config) | _latents(config)
+    wanted |= _kinds_of_layers(config, kind)
     said = {f"{kind}.{key}": value for key, value in wanted.items() if is_said(kind, key, value)}
     return {"general.architecture": kind} | said
 
@@ -180,8 +181,10 @@ def _states(config: ModelConfig) -> dict[str, Any]:
             return {"ssm.conv_kernel": sizes.kernel, "kda.head_dim": sizes.head_dim}
         case ShortConvolution():
             return {"shortconv.l_cache": sizes.kernel}
+        case Lightning():
+            return _kept_norms(config, sizes.layers)
         case None:
-            return {}
+            return _kept_norms(config, ())
     return values | {"ssm.inner_size": sizes.size}
 
 
@@ -196,6 +199,13 @@ def _gemma3n(config: ModelConfig) -> dict[str, Any]:
         "embedding_length_per_layer_input": inputs.size,
         "feed_forward_length": [config.inner_size(layer) for layer in range(config.num_layers)],
     }
+
+
+def _kept_norms(config: ModelConfig, states: tuple[int, ...]) -> dict[str, Any]:
+    if config.kept_norms is None:
+        return {}
+    recurrent = [layer in states for layer in range(config.num_layers)]
+    return {"residual_scale": config.kept_norms.attention, "attention.recurrent_layers": recurrent}
 
 
 def _gemma4(config: ModelConfig) -> dict[str, Any]:
@@ -215,6 +225,22 @@ def _gemma4(config: ModelConfig) -> dict[str, Any]:
         "feed_forward_length": [config.inner_size(layer) for layer in layers],
         "embedding_length_per_layer_input": 0 if inputs is None else inputs.size,
     }
+
+
+def _kinds_of_layers(config: ModelConfig, kind: str) -> dict[str, Any]:
+    if kind not in ("step35", "laguna"):
+        return {}
+    limits = {"swiglu_clamp_exp": config.swiglu_limits, "swiglu_clamp_shexp": config.shared_swiglu_limits}
+    values: dict[str, Any] = {key: list(limit) for key, limit in limits.items() if limit}
+    values["attention.head_count"] = [config.queries(layer) for layer in range(config.num_layers)]
+    if config.windows:
+        values["rope.dimension_count_swa"] = config.window_rotary_dim or config.rotated
+    if kind == "step35":  # of which layers without a window rotate half
+        return values | {"rope.dimension_count": 2 * config.rotated}
+    if config.windows:  # of so many layers the first has none; 0: all have one
+        full = [layer for layer, window in enumerate(config.windows) if not window]
+        values["attention.sliding_window_pattern"] = (full[1] if len(full) > 1 else config.num_layers) if full else 0
+    return values
 
 
 def _latents(config: ModelConfig) -> dict[str, Any]:

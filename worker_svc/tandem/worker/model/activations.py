@@ -51,6 +51,17 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return x.neg().exp_().add_(1).reciprocal_()
 
 
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """Computes `log(1 + exp(x))`, which is `max(x, 0) + log(1 + t)` with t = exp(-|x|): the logarithm is twice the
+    series of atanh(t / (2 + t)), since the bits of torch's own may depend on the place of a number."""
+    t = x.abs().neg_().exp_()
+    z = t / (t + 2)
+    square, series = z.square(), torch.full_like(z, 1 / 13)
+    for odd in (11, 9, 7, 5, 3, 1):
+        series = series.mul_(square).add_(1 / odd)
+    return series.mul_(z).mul_(2).add_(x.clamp(min=0))
+
+
 ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
     "relu": torch.relu,

@@ -109,14 +109,14 @@ class CompressedLayer(Layer):
         vectors = [turned(self.key_norm(self.key(normed)).unsqueeze(1), rotation)]
         if self.compressor is not None:
             vectors.append(self.compressor(normed))
-        kept, places = self._kept(cache.keys[self._index][0], cache), _places(step.slots, cache)
+        kept, places = self._vectors(cache.keys[self._index][0], cache), _places(step.slots, cache)
         kept[places] = torch.cat(vectors, dim=1).to(kept.dtype)
         if self.compressor is not None:
             assert isinstance(plan, CompressedPlan)
             self._end(self.compressor, kept, 1, plan)
         if self.indexer is not None:
             assert isinstance(plan, CompressedPlan)
-            keys = self._kept(cache.index_keys[self._index], cache)
+            keys = self._vectors(cache.index_keys[self._index], cache)
             keys[places] = self.indexer.compressor(normed).to(keys.dtype)
             self._end(self.indexer.compressor, keys, 0, plan)
             if plan.chooses:
@@ -128,7 +128,7 @@ class CompressedLayer(Layer):
         return self.grouped(attended.view(len(normed), self._sizes.groups, -1))
 
     @staticmethod
-    def _kept(pages: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def _vectors(pages: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Returns what is kept of all places, `[places, vectors, size]`."""
         return pages.view(len(pages) * cache.shape.page_size, -1, pages.shape[-1])
 

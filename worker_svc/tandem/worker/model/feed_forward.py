@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS, Activation, ClampedSwiGLU
+from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS, Activation, ClampedSwiGLU, LimitedSwiGLU
 from tandem.worker.model.activations import ACTIVATIONS, xielu
 from tandem.worker.model.linear import Bias, Linear, Rows
 from tandem.worker.model.norms import row_sums
@@ -30,7 +30,7 @@ class FeedForward(torch.nn.Module):
         operations: Operations,
         activation: Activation = "silu",
         *,
-        clamped: ClampedSwiGLU | None = None,
+        clamped: ClampedSwiGLU | LimitedSwiGLU | None = None,
         biases: bool = False,
         gate_multiplier: float = 1.0,
         sparsity: float = 0.0,
@@ -40,15 +40,18 @@ class FeedForward(torch.nn.Module):
         `ranks` share, that become 0 (`_thinned`)."""
         super().__init__()
         self.intermediate_size = intermediate_size
-        self.activation = activation if clamped is None else None
+        self.activation = None if isinstance(clamped, ClampedSwiGLU) else activation
+        self.limit = clamped.limit if isinstance(clamped, LimitedSwiGLU) else 0.0  # of an activation that has one
         self.gate_multiplier = gate_multiplier
         self._operations, self._is_swiglu = operations, activation == "silu" and clamped is None
         self._gated: Callable[[torch.Tensor, int], torch.Tensor] = operations.swiglu
         if activation != "silu":
             gelu = activation == "gelu_tanh"
             self._gated = operations.geglu if gelu else partial(_gated, ACTIVATIONS[activation])
-        if clamped is not None:
+        if isinstance(clamped, ClampedSwiGLU):
             self._gated = partial(_clamped, clamped)
+        elif clamped is not None:
+            self._gated = partial(operations.limited_swiglu, limit=clamped.limit)
         if gate_multiplier != 1:
             self._is_swiglu, self._gated = False, partial(_multiplied, gate_multiplier, self._gated)
         if sparsity:

@@ -4,6 +4,10 @@ https://arxiv.org/abs/2510.26692): as in `delta_net.py`, but
     decay   = exp(-exp(A) softplus(x Wdown Wup + bias))      of each row of a head's state, A being the head's
     y       = norm(q S / sqrt(head_dim)) * sigmoid(x Gdown Gup)
 
+Ling 3.0 has one matrix instead of each two, and
+
+    decay   = exp(least sigmoid(exp(A) (x W + bias)))
+
 It is computed token by token, for prefills and decodes alike.
 """
 
@@ -29,10 +33,13 @@ class KimiDeltaMixer(Mixer):
         super().__init__(config)
         self.sizes: KimiDelta = sizes
         hidden, rank, size = config.hidden_size, sizes.head_dim, sizes.size
-        self.mixed = Linear(hidden, sizes.channels + rank, dtype)  # q, k, v, and what gates are made of
-        self.gate_out = Linear(rank, size, dtype)
-        self.gates = Linear(hidden, sizes.heads + rank, dtype)  # b, and what decays are made of
-        self.decay_out = Linear(rank, size, dtype)
+        made_of = size if sizes.directly else rank
+        self.mixed = Linear(hidden, sizes.channels + made_of, dtype)  # q, k, v, and what gates are made of
+        self.gates = Linear(hidden, sizes.heads + made_of, dtype)  # b, and what decays are made of
+        self.gate_out: Linear | None = None
+        self.decay_out: Linear | None = None
+        if not sizes.directly:
+            self.gate_out, self.decay_out = Linear(rank, size, dtype), Linear(rank, size, dtype)
         self.filter = Constants(sizes.channels, sizes.kernel)
         self.rate = Constants(sizes.heads)  # A, of which decays are made
         self.bias = Constants(size)
@@ -42,6 +49,8 @@ class KimiDeltaMixer(Mixer):
         """See `Mixer.forward`."""
         sizes = self.sizes
         mixed, gates = self.mixed(normed), self.gates(normed)
+        if self.gate_out is None or self.decay_out is None:
+            return mixed, gates
         gate = self.gate_out(mixed[:, sizes.channels :].contiguous())
         decay = self.decay_out(gates[:, sizes.heads :].contiguous())
         return torch.cat((mixed[:, : sizes.channels], gate), 1), torch.cat((gates[:, : sizes.heads], decay), 1)
@@ -63,13 +72,14 @@ class KimiDeltaMixer(Mixer):
         for part, name in enumerate("qkv"):
             apart[name] = (self.mixed, part * sizes.size)
             apart[f"{name}_filter"] = (self.filter, part * sizes.size)
+        behind = "" if self.gate_out is None else "_in"
+        if self.gate_out is not None and self.decay_out is not None:
+            apart |= {"gate_out": (self.gate_out, 0), "decay_out": (self.decay_out, 0)}
         return {
             **apart,
-            "gate_in": (self.mixed, sizes.channels),
-            "gate_out": (self.gate_out, 0),
+            f"gate{behind}": (self.mixed, sizes.channels),
             "b": (self.gates, 0),
-            "decay_in": (self.gates, sizes.heads),
-            "decay_out": (self.decay_out, 0),
+            f"decay{behind}": (self.gates, sizes.heads),
             "rate": (self.rate, 0),
             "bias": (self.bias, 0),
             "norm_weight": (self.norm, 0),

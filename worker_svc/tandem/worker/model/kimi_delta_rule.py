@@ -30,7 +30,11 @@ class KimiDeltaRule:
         """Computes a decay of each channel of the keys, and a beta a head, of a token's gates."""
         b, a = torch.split(gates, [self.sizes.heads, self.sizes.size])
         rate = self.decay_rate.repeat_interleave(self.sizes.head_dim)
-        return torch.cat(((rate * F.softplus(a + self.bias)).exp(), 1 / (1 + (-b).exp())))
+        if self.sizes.least:
+            decays = (self.sizes.least / (1 + (rate * (a + self.bias)).exp())).exp()
+        else:
+            decays = (rate * F.softplus(a + self.bias)).exp()
+        return torch.cat((decays, 1 / (1 + (-b).exp())))
 
     def step(self, state: torch.Tensor, x: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = self.sizes

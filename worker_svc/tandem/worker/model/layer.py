@@ -103,6 +103,9 @@ class Layer(torch.nn.Module):
         self._rope: Rope = config.layer_ropes[index]
         self.kind: LayerKind = (self._attention, self._rope)
         self.attention_norm = stream_norm(config, operations, self._device)
+        self._mixing_by = config.mixing_multiplier  # what mixing gives is multiplied by
+        # By what the norms before both parts are multiplied where they take the stream's place; 0: they do not.
+        self._kept = (config.kept_norm(index), 0.0 if config.kept_norms is None else config.kept_norms.feed_forward)
         self._make_mixing(config, index, dtype)
         self.mlp_norm: RMSNorm | LayerNorm | None = None
         self._feeds = config.feeds(index)
@@ -121,7 +124,7 @@ class Layer(torch.nn.Module):
         if self.attention_post_norm is not None and self.mlp_post_norm is not None:
             self._leave_attention, self._leave_mlp = self.attention_post_norm.forward, self.mlp_post_norm.forward
         self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts | None = None
-        experts = config.experts if config.has_experts(index) else None
+        experts = config.experts_in(index)
         if not self._feeds:
             pass
         elif experts is not None and not experts.beside:
@@ -135,6 +138,7 @@ class Layer(torch.nn.Module):
         else:
             self.feed_forward = FeedForward(
                 *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
+                clamped=config.limit(index),
                 biases=config.mlp_bias,
                 gate_multiplier=config.gate_multiplier,
                 sparsity=config.sparsity[index] if config.sparsity else 0.0,
@@ -154,7 +158,8 @@ class Layer(torch.nn.Module):
         self._first_rows = dict(zip(rows, accumulate(rows.values(), initial=0), strict=False))
         self._values_are_keys = self._stores and "v" not in rows
         self._q_size, self._qkv_size = rows["q"], sum(rows.values())
-        self._heads, self._kv_heads, self._stored_heads = config.num_heads, kv_heads if self._stores else 0, kv_heads
+        self._heads = config.queries(index)
+        self._kv_heads, self._stored_heads = kv_heads if self._stores else 0, kv_heads
         self._qkv_shape = (-1, self._heads + 2 * self._kv_heads, head_dim)
         self._scale, self._cap = config.attention_scale, config.attention_soft_cap
         gates = config.gates(index)
@@ -170,7 +175,7 @@ class Layer(torch.nn.Module):
         self._unit: torch.Tensor | None = None
         if config.value_norm or self._norms_without_weights or config.qk_norm == "behind":
             self._unit = torch.ones(head_dim, device=self._device)
-        self.sinks = Bias(config.num_heads, torch.float32) if config.has_sinks(index) else None
+        self.sinks = Bias(self._heads, torch.float32) if config.has_sinks(index) else None
         self._narrow = config.value_dim if config.value_dim != head_dim else 0  # of a value that is shorter than a key
         self.attention_output = Linear(config.attended_size(index), config.hidden_size, dtype, bias=config.output_bias)
 
@@ -180,16 +185,20 @@ class Layer(torch.nn.Module):
         """Returns `x [N, hidden]` after the layer and what is still to be added to it, given both before it; x itself
         is overwritten. With `wanted` `[M]`, only those rows come out."""
         mlp = self.feed_forward
-        attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
+        entering = self._enter_attention(x, delta, float8=self._takes_float8 and not self._kept[0])
+        x = _kept(x, entering, self._kept[0])
+        attended = self._attend(entering, step)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         delta = self.attention_output(attended)
-        if self._config.mixing_multiplier != 1:
-            delta = delta * self._config.mixing_multiplier
+        if self._mixing_by != 1:
+            delta = delta * self._mixing_by
         delta = self._leave_attention(self._ranks.add_up(delta))
         if mlp is None:
             return x, delta
-        entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        float8 = isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8 and not self._kept[1]
+        entering = self._enter_mlp(x, delta, float8=float8)
+        x = _kept(x, entering, self._kept[1])
         return self.feed(x, delta, entering, step, wanted)
 
     def feed(
@@ -242,7 +251,10 @@ class Layer(torch.nn.Module):
         attended = attended.view(-1, self._q_size)
         if not self._share_a_gate:
             return attended
-        return self._operations.gate_by_sigmoid(attended, projected[:, self._qkv_size :])
+        gates = projected[:, self._qkv_size :]
+        if self._config.gate_activation == "softplus":
+            return self._operations.gate_by_softplus(attended, gates)
+        return self._operations.gate_by_sigmoid(attended, gates)
 
     def _widened(self, qkv: torch.Tensor) -> torch.Tensor:
         """Puts zeros behind values `[N, heads_of_keys * value_dim]` that stand behind queries and keys, as many as keys
@@ -279,13 +291,15 @@ class Layer(torch.nn.Module):
                 parallel=config.parallel and self._feeds,
                 given=self._given(),
                 by=None if self.scale is None else self.scale.weight,
+                kept=self._kept,
             )
             if whole is not None:
                 return whole
         if not any(mixing) or (self._feeds and not self._goes_on):
             return None
         return CompiledLayer.of(
-            config.hidden_size, *mixing, None, Behind.THE_CALLERS if self._feeds else Behind.NOTHING, norms
+            *(config.hidden_size, *mixing, None, Behind.THE_CALLERS if self._feeds else Behind.NOTHING, norms),
+            kept=self._kept,
         )
 
     @property
@@ -325,7 +339,7 @@ class Layer(torch.nn.Module):
         attending = Attending(
             matrix=self.qkv,
             output=self.attention_output,
-            by=self._config.mixing_multiplier,
+            by=self._mixing_by,
             first=first,
             whole=whole,
             limit=self._config.qkv_limit,
@@ -337,6 +351,7 @@ class Layer(torch.nn.Module):
             grows=self._queries_grow,
             query_weights=self._query_weights,
             share_a_gate=self._share_a_gate,
+            gates_by_softplus=self._config.gate_activation == "softplus",
             stores=self._stores,
             values_are_keys=self._values_are_keys,
             narrow=self._narrow,
@@ -433,10 +448,18 @@ def added(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) 
     return x if delta is None else x.add_(delta)
 
 
+def _kept(x: torch.Tensor, normed: Rows, by: float) -> torch.Tensor:
+    """Returns the stream behind the norm before a part, which may take its place."""
+    if not by:
+        return x
+    assert isinstance(normed, torch.Tensor)
+    return torch.mul(normed, by, out=x)
+
+
 def _ordinary(mlp: FeedForward | UngatedFeedForward, by: float = 1.0) -> Feeding:
     if isinstance(mlp, UngatedFeedForward):
         return Feeding(mlp.up, mlp.down, mlp.activation, gated=False, by=by)
-    return Feeding(mlp.gate_up, mlp.down, mlp.activation, True, mlp.gate_multiplier, by)
+    return Feeding(mlp.gate_up, mlp.down, mlp.activation, True, mlp.gate_multiplier, by, mlp.limit)
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.checkpoints.recurrences import Lightning, Mamba
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.compressed_layer import CompressedLayer
 from tandem.worker.model.cpu.heads import CompiledHeads
@@ -32,7 +32,9 @@ class RecurrentLayer(Layer):
         sizes = config.recurrence
         assert sizes is not None
         self._state_index = sizes.layers.index(index)
-        self.mixer = make_mixer(config, sizes, dtype)
+        self.mixer = make_mixer(config, sizes, dtype, index)
+        if isinstance(sizes, Lightning):
+            self._mixing_by = sizes.output_multiplier
         self.attention_output = Linear(sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
 
     @property
@@ -45,7 +47,8 @@ class RecurrentLayer(Layer):
         return step.states.recur(self.mixer.rule, self._state_index, mixed, gates)
 
     def _mixing(self) -> tuple[Attending | None, Carried | None]:
-        return None, Carried(self.mixer.first, self.attention_output, self.mixer.rule, self.mixer.beside)
+        mixer = self.mixer
+        return None, Carried(mixer.first, self.attention_output, mixer.rule, mixer.beside, self._mixing_by)
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         return of_mixer(self.mixer, self.attention_output)
@@ -63,6 +66,8 @@ class LatentLayer(Layer):
         if config.indexer is not None and index in config.indexer.layers:
             sizes = config.latents, config.indexer
             self.indexer = LightningIndexer(config.hidden_size, *sizes, dtype, self._operations)
+        gates = config.gates(index)
+        self.gate = Linear(config.hidden_size, gates, dtype) if gates else None
         attended = config.num_heads * config.latents.value
         self.attention_output = Linear(attended, config.hidden_size, dtype, bias=config.output_bias)
 
@@ -83,7 +88,8 @@ class LatentLayer(Layer):
             self.indexer(normed, from_, step.rotations[self._rope], cache, layer, step.slots, plan)
         pages = cache.keys[layer]
         attended = plan.attend(pages, pages, queries, self._scores)
-        return self.projections.values(cache.values_of(layer, attended))
+        given = self.projections.values(cache.values_of(layer, attended))
+        return given if self.gate is None else self._operations.gate_by_sigmoid(given, self.gate(normed))
 
     def _mixing(self) -> tuple[AttendingLatents | None, Carried | None]:
         parts, config = self.projections, self._config
@@ -104,12 +110,15 @@ class LatentLayer(Layer):
             scores=self._scores,
             grows=self._queries_grow,
             choosing=None if self.indexer is None else self.indexer.choosing(),
+            gates=self.gate,
         )
         return attending, None
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
         places = {name: Destination(*place) for name, place in self.projections.destinations().items()}
         places["attention.output"] = Destination(self.attention_output, 0)
+        if self.gate is not None:
+            places["attention.gate"] = Destination(self.gate, 0)
         if self.indexer is not None:
             places |= self.indexer.destinations()
         if self.attention_output.bias is not None:
@@ -127,7 +136,7 @@ class BesideLayer(Layer):
         assert isinstance(config.recurrence, Mamba)
         self._sizes = config.recurrence
         self._state_index = config.recurrence.layers.index(index)
-        self.mixer = make_mixer(config, config.recurrence, dtype)
+        self.mixer = make_mixer(config, config.recurrence, dtype, index)
         self.mixer_output = Linear(self._sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
 
     def forward(

@@ -95,7 +95,15 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
     return not isinstance(first, torch.Tensor) and (first[:1].float8() or first[:1].grouped()) is not None
 
 
-_STATE_GATES = ("delta_net.a", "delta_net.b", "kimi_delta.b", "kimi_delta.decay_in", "kimi_delta.decay_out", "mamba.dt")
+_STATE_GATES = (
+    "delta_net.a",
+    "delta_net.b",
+    "kimi_delta.b",
+    "kimi_delta.decay",
+    "kimi_delta.decay_in",
+    "kimi_delta.decay_out",
+    "mamba.dt",
+)
 
 
 def _least_bits(name: str) -> int:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, Recurrence
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, Recurrence
 from tandem.worker.model.delta_net import DeltaNetMixer
 from tandem.worker.model.kimi_delta import KimiDeltaMixer
+from tandem.worker.model.lightning import LightningMixer
 from tandem.worker.model.mamba import MambaMixer
 from tandem.worker.model.mixer import Mixer
 from tandem.worker.model.short_convolution import ShortConvolutionMixer
 
 
-def make_mixer(config: ModelConfig, sizes: Recurrence, dtype: torch.dtype) -> Mixer:
+def make_mixer(config: ModelConfig, sizes: Recurrence, dtype: torch.dtype, layer: int) -> Mixer:
     """Makes a layer's mixer, whose numbers are still to come."""
+    if isinstance(sizes, Lightning):
+        return LightningMixer(config, sizes, dtype, layer)
     if isinstance(sizes, DeltaNet):
         return DeltaNetMixer(config, sizes, dtype)
     if isinstance(sizes, KimiDelta):

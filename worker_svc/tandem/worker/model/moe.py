@@ -84,7 +84,7 @@ class MixtureOfExperts(torch.nn.Module):
         if experts.shared_size:
             sizes = hidden_size, experts.shared_size
             self.shared = (
-                FeedForward(*sizes, dtype, operations, clamped=experts.clamped, biases=biases)
+                FeedForward(*sizes, dtype, operations, clamped=experts.shared_clamped, biases=biases)
                 if experts.gated
                 else UngatedFeedForward(*sizes, dtype, operations, activation, biases=biases)
             )

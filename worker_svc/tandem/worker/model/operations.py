@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
 from tandem.worker.checkpoints.layer_parts import Activation, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
-from tandem.worker.model.activations import ACTIVATIONS, gelu_tanh, sigmoid
+from tandem.worker.model.activations import ACTIVATIONS, gelu_tanh, sigmoid, softplus
 from tandem.worker.model.attention import AttentionPlan, Plan, Segment
 from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.kv_cache import KVCache
@@ -150,8 +150,13 @@ class Operations(Protocol):
         """Computes `silu(gate) * up` of `[N, 2 size]` in float32."""
         ...
 
+    def limited_swiglu(self, gate_up: torch.Tensor, size: int, limit: float) -> torch.Tensor:
+        """Computes `silu(gate) * up` of `[N, 2 size]` in float32, the former being at most `limit`, up at most in
+        size."""
+        ...
+
     def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
-        """The same, as 8-bit floats with a scale a row."""
+        """What `swiglu` does, as 8-bit floats with a scale a row."""
         ...
 
     def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
@@ -165,6 +170,10 @@ class Operations(Protocol):
     def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Computes `x / (1 + exp(-gates))` of `[N, size]` in float32; `x` may be overwritten. Where gates are fewer,
         `[N, count]`, numbers that follow each other share one."""
+        ...
+
+    def gate_by_softplus(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Computes `x * log(1 + exp(gates))` in the same way."""
         ...
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
@@ -278,6 +287,11 @@ class TorchOperations:
         torch.div(gate, result, out=result)
         return result.mul_(up).to(gate_up.dtype)
 
+    def limited_swiglu(self, gate_up: torch.Tensor, size: int, limit: float) -> torch.Tensor:
+        gate, up = gate_up[:, :size].float(), gate_up[:, size:].float()
+        passed = (gate / gate.neg().exp_().add_(1)).clamp_(max=limit)  # by exp, as `swiglu` is
+        return passed.mul_(up.clamp(-limit, limit)).to(gate_up.dtype)
+
     def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
         return to_float8(self.swiglu(gate_up, size))
 
@@ -290,6 +304,10 @@ class TorchOperations:
     def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         shared = x.view(len(x), gates.shape[1], -1)
         return (shared * sigmoid(gates.float()).unsqueeze(-1)).to(x.dtype).flatten(1)
+
+    def gate_by_softplus(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        shared = x.view(len(x), gates.shape[1], -1)
+        return (shared * softplus(gates.float()).unsqueeze(-1)).to(x.dtype).flatten(1)
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
         return TorchMoves(plan)

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from tandem.worker.checkpoints.layer_parts import ConfigError
 from tandem.worker.checkpoints.model_config import ModelConfig
 
-_STATES = ("delta_net", "kimi_delta", "mamba", "short_convolution")
+_STATES = ("delta_net", "kimi_delta", "mamba", "lightning", "short_convolution")
 _BY_COLUMNS = ("attention.output", "down", *(f"{state}.output" for state in _STATES))
 
 
@@ -124,6 +124,8 @@ class Ranks:
         if config.vocab_size <= (self.size - 1) * -(-config.vocab_size // self.size):
             raise ConfigError("vocab_size", f"{config.vocab_size} leaves nothing for the last of {self.size} ranks")
         _divide("num_heads", heads, self.size)
+        for each in config.query_heads:
+            _divide("query_heads", each, self.size)
         full = config.full_heads
         for each in (kv_heads, *(() if full is None else (full.number,))):
             if self.size % each or config.qk_norm == "whole":  # whose sums count each key once
@@ -145,6 +147,7 @@ class Ranks:
             config,
             vocab_size=len(range(config.vocab_size)[self.tokens(config)]),
             num_heads=heads // self.size,
+            query_heads=tuple(each // self.size for each in config.query_heads),
             num_kv_heads=max(1, kv_heads // self.size),
             full_heads=None if full is None else full._replace(number=max(1, full.number // self.size)),
             intermediate_size=max(1, config.intermediate_size // self.size),

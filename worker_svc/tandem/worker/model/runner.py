@@ -164,7 +164,7 @@ class ModelRunner:
 
     def _plans(self, segments: Sequence[Segment]) -> dict[AttentionKind, Plan]:
         operations, heads = self.model.operations, self.model.config.num_heads
-        return {kind: operations.plan(segments, self.cache, heads, kind) for kind in self._kinds}
+        return {kind: operations.plan(segments, self.cache, kind.query_heads or heads, kind) for kind in self._kinds}
 
     def _state_moves(self, rows: Sequence[int], work: Sequence[Work]) -> StateMoves:
         return self.model.operations.plan_states(state_plan(rows, work, self.states), self.device)

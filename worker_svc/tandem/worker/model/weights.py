@@ -131,7 +131,8 @@ class WeightFiller:
         if not isinstance(source, torch.Tensor):  # a small matrix that is no `Linear` here
             source = source.dequantize()
         if module.weight.is_meta:
-            empty = torch.empty(module.weight.shape, dtype=module.weight.dtype, device=self._device)
+            # What no tensor gives is 0: gates of attention have no bias beside queries, keys and values that have.
+            empty = torch.zeros(module.weight.shape, dtype=module.weight.dtype, device=self._device)
             module.weight = torch.nn.Parameter(empty, requires_grad=False)
         part = module.weight.data[row : row + len(source)]
         part.copy_(source)

@@ -17,8 +17,9 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
     has_state = config.recurrence is not None and layer in config.recurrence.layers
     found = {
         "several streams": config.streams is not None,
-        "gates by two matrices": has_state and isinstance(config.recurrence, KimiDelta),
-        "a bias of gates": config.attention_gate and config.qkv_bias and not has_state,
+        "gates by two matrices": has_state
+        and isinstance(config.recurrence, KimiDelta)
+        and not config.recurrence.directly,
         "a bias of keys that are values": config.qkv_bias and not config.projects_values(layer),
         "experts beside attention": config.parallel and config.has_experts(layer),
     }

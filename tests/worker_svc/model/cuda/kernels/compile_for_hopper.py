@@ -34,7 +34,7 @@ from triton.runtime.jit import JITFunction
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.kernels.changes import add_at
 from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of
@@ -46,6 +46,7 @@ from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import FEW_BITS, Int8, KVFormat, Plain
+from tandem.worker.model.lightning import LightningRule
 from tandem.worker.model.linear import HeadLinear, Linear, PlainWeight
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.moe import MixtureOfExperts
@@ -206,11 +207,13 @@ def experts(case: Case, kinds: Sequence[Quantization | None], *numbers_of_tokens
 
 
 def states(dtype: torch.dtype, everything: bool) -> None:
-    """Layers with states: of the sizes of Qwen3.6-35B-A3B, Kimi-Linear-48B-A3B, Granite-4.0-H-Tiny and LFM2-1.2B."""
+    """Layers with states: of the sizes of Qwen3.6-35B-A3B, Kimi-Linear-48B-A3B, Granite-4.0-H-Tiny, LFM2-1.2B
+    and MiniMax-Text-01."""
     delta_net = DeltaNet((0,), 16, 32, 128, 128, 4)
     kimi = KimiDelta((0,), 32, 128, 4)
     mamba = Mamba((0,), 48, 64, 1, 128, 4)
     convolution = ShortConvolution((0,), 2048, 3)
+    lightning = Lightning((0,), 64, 128)
 
     def zeros(*numbers: int) -> list[torch.Tensor]:
         return [torch.zeros(number) for number in numbers]
@@ -218,7 +221,9 @@ def states(dtype: torch.dtype, everything: bool) -> None:
     rules: list[Rule] = [
         DeltaRule(delta_net, 1e-6, torch.zeros(4, delta_net.channels), *zeros(32, 32, 128)),
         KimiDeltaRule(kimi, 1e-6, torch.zeros(4, kimi.channels), *zeros(32, kimi.size, 128)),
+        KimiDeltaRule(replace(kimi, least=-5.0), 1e-6, torch.zeros(4, kimi.channels), *zeros(32, kimi.size, 128)),
         ConvolutionRule(convolution, torch.zeros(3, 2048), None),
+        LightningRule(lightning, 1e-6, torch.zeros(1, lightning.channels), *zeros(64, 64, lightning.size)),
     ]
     if everything:  # all norms, and sizes that fill no power of two
         plain = Mamba((0,), 6, 40, 2, 24, 4, norm="none")

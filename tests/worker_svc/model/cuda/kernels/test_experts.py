@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, Float8Rows, Grouped, Quantization, to_float8
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, LimitedSwiGLU
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import experts as cuda_experts
 from tandem.worker.model.cuda.kernels.experts import arrange, most_blocks, route
@@ -25,6 +25,8 @@ from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 HIDDEN, INNER = 136, 48
 QWEN = Experts(4, 2, INNER, True)
 GPT_OSS = Experts(4, 2, INNER, True, biases=True, clamped=ClampedSwiGLU(1.7, 0.5))
+STEP = Experts(4, 2, INNER, True, (), "sigmoid", True, shared_size=32, clamped=LimitedSwiGLU(0.4))
+STEP = replace(STEP, shared_clamped=LimitedSwiGLU(0.3))
 GEMMA4 = Experts(4, 2, INNER, True, activation="gelu_tanh", weighed=True, logit_multiplier=0.5)
 SHARED = Experts(4, 3, INNER, False, (), "sigmoid", True, scale=1.5, shared_size=32, shared_router=True)
 LFM2 = replace(SHARED, normalized=True, scale=1.0, sum_offset=0.3, shared_size=0, shared_router=False)
@@ -105,8 +107,10 @@ def feed_forward(config: Experts, numbers: dict[str, torch.Tensor], name: str, x
     gate, up = (x @ numbers[f"{name}.gate_up"].T + numbers.get(f"{name}.gate_up.bias", 0)).chunk(2, dim=-1)
     if config.activation == "gelu_tanh":
         inner = torch.nn.functional.gelu(gate, approximate="tanh") * up
-    elif config.clamped is None:
-        inner = torch.nn.functional.silu(gate) * up
+    elif not isinstance(config.clamped, ClampedSwiGLU):
+        its = config.shared_clamped if name == "shared" else config.clamped
+        limit = float("inf") if its is None else its.limit
+        inner = torch.nn.functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
     else:
         gate, up = gate.clamp(max=config.clamped.limit), up.clamp(-config.clamped.limit, config.clamped.limit)
         inner = gate * torch.sigmoid(config.clamped.alpha * gate) * (up + 1)
@@ -135,6 +139,7 @@ def exact(
     [(QWEN, kind, True) for kind in KINDS]
     + [(GPT_OSS, "mxfp4", True), (SHARED, "plain", True), (QWEN, "plain", False), (GPT_OSS, "int4", False)]
     + [(GEMMA4, "plain", True), (replace(NEMOTRON, latent=72), "plain", True)]
+    + [(STEP, "plain", True), (STEP, "int4", False)]
     + [(replace(NEMOTRON, biases=True), kind, True) for kind in ("int8 in groups", "int4", "fp8 in groups")],
 )
 def test_a_layer_equals_float64(config: Experts, kind: str, reproducible: bool) -> None:

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Mamba, ShortConvolution
+from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import recurrences
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
+from tandem.worker.model.lightning import LightningRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.recurrence import Rule
@@ -30,7 +31,16 @@ from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_whole_model import cache_for, loaded, operations_for
 from tests.worker_svc.model.llama_folders import some_ids
 from tests.worker_svc.model.tiny_models import saved
-from tests.worker_svc.model.tiny_settings import FALCON, GRANITE_HYBRID, HYBRID, KIMI, LFM2, OLMO_HYBRID
+from tests.worker_svc.model.tiny_settings import (
+    FALCON,
+    GRANITE_HYBRID,
+    HYBRID,
+    KIMI,
+    LFM2,
+    LING,
+    MINIMAX_01,
+    OLMO_HYBRID,
+)
 
 SLOTS, JOURNAL = 5, 3
 
@@ -46,8 +56,8 @@ def delta_rule(key: int = 8, value: int = 16, kernel: int = 3, **options: Any) -
     return DeltaRule(sizes, 1e-6, random(1, kernel, sizes.channels), *parts)
 
 
-def kimi_rule(head_dim: int = 8, kernel: int = 3) -> KimiDeltaRule:
-    sizes = KimiDelta((0,), 2, head_dim, kernel)
+def kimi_rule(head_dim: int = 8, kernel: int = 3, least: float = 0.0) -> KimiDeltaRule:
+    sizes = KimiDelta((0,), 2, head_dim, kernel, least=least)
     parts = -random(2, 2).exp(), random(3, sizes.size), random(4, head_dim)
     return KimiDeltaRule(sizes, 1e-6, random(1, kernel, sizes.channels), *parts)
 
@@ -56,6 +66,13 @@ def state_space(state: int = 8, head_dim: int = 8, **options: Any) -> MambaRule:
     sizes = Mamba((0,), 2, head_dim, 1, state, 4, least_dt=0.1, most_dt=2.0, multipliers=(0.8, 1, 1, 1, 0.7), **options)
     parts = -random(2, 2).exp(), random(3, 2), random(4, 2), random(5, sizes.size)
     return MambaRule(sizes, 1e-5, random(1, 4, sizes.channels), random(6, sizes.channels), *parts)
+
+
+def lightning(head_dim: int = 8) -> LightningRule:
+    sizes = Lightning((0,), 2, head_dim)
+    rate = -random(2, 2).exp()
+    ones = torch.ones(1, sizes.channels, device=DEVICE)
+    return LightningRule(sizes, 1e-6, ones, rate, torch.zeros_like(rate), random(5, sizes.size))
 
 
 def convolution(channels: int = 24) -> ConvolutionRule:
@@ -68,9 +85,12 @@ RULES: dict[str, Callable[[], Rule]] = {
     "delta rule, betas doubled": lambda: delta_rule(beta_multiplier=2.0),
     "Kimi's delta rule": kimi_rule,
     "Kimi's delta rule, sizes that fill nothing": lambda: kimi_rule(6, 1),
+    "Kimi's delta rule, decays with a bound": lambda: kimi_rule(least=-5.0),
     "state space": state_space,
     "state space, norm before the gate": lambda: state_space(5, 7, norm="before"),
     "state space without a norm": lambda: state_space(norm="none"),
+    "lightning attention": lightning,
+    "lightning attention, sizes that fill nothing": lambda: lightning(6),
     "convolution": convolution,
     "convolution of many channels": lambda: convolution(136),
 }
@@ -81,6 +101,9 @@ def rows_for(rule: Rule, rows: int, seed: int = 9) -> tuple[torch.Tensor, torch.
     sizes = rule.sizes
     if isinstance(sizes, ShortConvolution):
         return random(seed, rows, sizes.channels), 2 * random(seed + 1, rows, sizes.channels)
+    if isinstance(sizes, Lightning):
+        mixed = random(seed, rows, sizes.channels + sizes.size)
+        return mixed, mixed[:, :0]
     gates = sizes.factors if isinstance(sizes, DeltaNet | KimiDelta) else sizes.heads
     return random(seed, rows, sizes.channels + sizes.size), 2 * random(seed + 1, rows, gates)
 
@@ -128,7 +151,8 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 q, k, v = x.reshape(3, heads, rows)[:, head]
                 q, k = q / np.sqrt((q * q).sum() + 1e-6) / math.sqrt(rows), k / np.sqrt((k * k).sum() + 1e-6)
                 a = gates[t, heads:][of_head] + part["bias"][of_head]
-                decays = float(rule.decay_rate[head]) * np.logaddexp(0, a)
+                rate, least = float(rule.decay_rate[head]), rule.sizes.least
+                decays = least / (1 + np.exp(rate * a)) if least else rate * np.logaddexp(0, a)
                 state[head] *= np.exp(decays)[:, None]
                 b = gates[t, head]
                 state[head] += np.outer(k, (v - k @ state[head]) / (1 + np.exp(-b)))
@@ -144,6 +168,10 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 state[head] *= decay
                 state[head] += np.outer(k, (v - k @ state[head]) * of.beta_multiplier / (1 + np.exp(-b)))
                 y[head] = q @ state[head]
+            elif isinstance(rule, LightningRule):
+                v, k, q = x.reshape(3, heads, rows)[:, head]
+                state[head] = np.exp(float(rule.rate[head])) * state[head] + np.outer(k, v)
+                y[head] = q @ state[head]
             else:
                 assert isinstance(rule, MambaRule)
                 given, group = x[head * columns :][:columns], head // (heads // rule.sizes.groups) * rows
@@ -154,6 +182,8 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
                 y[head] = read @ state[head] + float(rule.skip[head]) * given
         if isinstance(rule, KimiDeltaRule):
             y = y / np.sqrt((y * y).mean(-1, keepdims=True) + rule.eps) * part["norm"] / (1 + np.exp(-z))
+        elif isinstance(rule, LightningRule):
+            y = y / np.sqrt((y * y).mean() + rule.eps) * part["norm"].reshape(heads, columns) / (1 + np.exp(-z))
         elif isinstance(rule, DeltaRule):
             y = y / np.sqrt((y * y).mean(-1, keepdims=True) + rule.eps) * part["norm"] * silu(z)
         else:
@@ -173,7 +203,9 @@ def in_float64(rule: Rule, mixed: Any, gates: Any) -> tuple[Any, Any]:
         "delta rule",
         "delta rule, betas doubled",
         "Kimi's delta rule",
+        "Kimi's delta rule, decays with a bound",
         "state space, norm before the gate",
+        "lightning attention",
         "convolution",
     ),
 )
@@ -285,6 +317,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "KimiLinear",
         KIMI | {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
         | {"linear_head_dim": 8, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
+    ),
+    "ling 3": (
+        "BailingHybrid",
+        LING | {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        | {"head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 2},
+    ),
+    "minimax 01": (
+        "MiniMax",
+        MINIMAX_01 | TINY | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        | {"intermediate_size": 24, "linear_attn_beta_factor": 1.3},
     ),
     "falcon h1": ("FalconH1", FALCON | TINY | {"mamba_n_heads": 6}),
 }  # fmt: skip

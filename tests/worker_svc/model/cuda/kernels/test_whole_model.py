@@ -71,9 +71,20 @@ def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, sha
     assert output == case["output_ids"][:2]
 
 
-def test_heads_with_shorter_values_and_scores_of_nothing_in_windows_equal_transformers(tmp_path: Path) -> None:
-    kind, changes = MODELS["mimo v2 flash"]
-    theirs = saved(kind, tmp_path, **changes | {"num_hidden_layers": 2, "layer_types": MIXED[:2], "sliding_window": 9})
+# Values shorter than keys and scores of nothing in windows; heads, rotations, gates and their limits by layer.
+SHORT = {"num_hidden_layers": 2, "layer_types": MIXED[:2], "sliding_window": 9}
+LIMITS = {"mlp_layer_types": ["dense", "sparse"], "swiglu_limits": [0, 0.3], "swiglu_limits_shared": [0.4, 0.3]}
+BY_LAYER = {
+    "mimo v2 flash": SHORT,
+    "step 3.5": SHORT | LIMITS,
+    "laguna": SHORT | {"num_attention_heads_per_layer": [4, 6]},
+}
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_layers_whose_attention_differs_equal_transformers(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    theirs = saved(kind, tmp_path, **changes | BY_LAYER[name])
     model = loaded(tmp_path, operations_for(True, split=64))
     runner, ids = ModelRunner(model, cache_for(model, 4)), np.arange(20, dtype=np.int32) * 7 % 97
     with torch.inference_mode():

@@ -121,6 +121,7 @@ class Architecture:
     # first one; elsewhere those behind them have.
     windows_in_turns: bool = False
     norms_from_one: bool = False  # norms multiply by 1 + weight
+    gemma: bool = True  # and embeddings by the root of the hidden size, where norms are RMS norms
     norm_eps: str = "rms_norm_eps"  # which field says it
     activation_field: str = "hidden_act"
     logit_scale: float = 1.0  # the default of this field
@@ -189,7 +190,7 @@ class Architecture:
     @property
     def multiplied_by_width(self) -> bool:
         """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
-        return self.norms_from_one and not self.hybrid and self.always.get("norm") != "layer"
+        return self.norms_from_one and self.gemma and not self.hybrid and self.always.get("norm") != "layer"
 
     def is_transposed(self, stored: str, expert: int | None) -> bool:
         """Tells whether a matrix, or that of an expert in a tensor with all of a layer's, is stored `[in, out]`."""

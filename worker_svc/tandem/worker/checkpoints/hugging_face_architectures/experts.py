@@ -9,6 +9,7 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GRANITE_MOE_NAMES,
     GRANITE_SWA,
     HUNYUAN_NAMES,
+    MIXTRAL_NAMES,
     NORM_BIASES,
     OLMO,
     QWEN_WINDOW,
@@ -19,9 +20,11 @@ from tandem.worker.checkpoints.hugging_face_cohere2_moe import cohere2_moe, said
 from tandem.worker.checkpoints.hugging_face_ernie import ernie4_5_moe
 from tandem.worker.checkpoints.hugging_face_exaone import with_pattern
 from tandem.worker.checkpoints.hugging_face_hunyuan import with_one_number
+from tandem.worker.checkpoints.hugging_face_laguna import laguna, with_unsaid
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 from tandem.worker.checkpoints.hugging_face_mimo import mimo, with_one_share
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_moe
+from tandem.worker.checkpoints.hugging_face_step import step, with_one_spelling
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 _ERNIE_MOE_NAMES = GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
@@ -49,19 +52,26 @@ _AFMOE_NAMES = GLM4_MOE_NAMES | {
     "router": "mlp.router.gate.weight",
     "router_bias": "mlp.expert_bias",
 }
+_STEP_NAMES = LAYER_NAMES | {
+    "attention.gate": "self_attn.g_proj.weight",
+    "router": "moe.gate.weight",
+    "router_bias": "moe.router_bias",
+    **{f"experts.{part}": f"moe.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{f"shared.{part}": f"share_expert.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{f"shared.{part}_bias": f"share_expert.{part}_proj.bias" for part in ("gate", "up", "down")},
+}
+_LAGUNA_NAMES = GLM4_MOE_NAMES | {
+    "attention.gate": "self_attn.g_proj.weight",
+    "router_bias": "mlp.experts.e_score_correction_bias",
+    **{f"shared.{part}": f"mlp.shared_expert.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
 _QWEN2_MOE_NAMES = LAYER_NAMES | SHARED_EXPERT
 _GRANITE_SHARED = {
     "shared.gate": "shared_mlp.input_linear.weight",
     "shared.up": "shared_mlp.input_linear.weight",
     "shared.down": "shared_mlp.output_linear.weight",
 }
-_MIXTRAL_NAMES = LAYER_NAMES | {
-    "router": "block_sparse_moe.gate.weight",
-    "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
-    "experts.up": "block_sparse_moe.experts.{}.w3.weight",
-    "experts.down": "block_sparse_moe.experts.{}.w2.weight",
-}
-_MINIMAX_NAMES = _MIXTRAL_NAMES | {"router_bias": "block_sparse_moe.e_score_correction_bias"}
+_MINIMAX_NAMES = MIXTRAL_NAMES | {"router_bias": "block_sparse_moe.e_score_correction_bias"}
 _GPT_OSS_NAMES = LAYER_NAMES | {
     "attention.sinks": "self_attn.sinks",
     "router": "mlp.router.weight",
@@ -82,7 +92,7 @@ _LLAMA4_NAMES = {name: stored.replace("mlp.", "feed_forward.") for name, stored 
     "experts.up": "feed_forward.experts.gate_up_proj",
     "experts.down": "feed_forward.experts.down_proj",
 }
-_PHIMOE_NAMES = _MIXTRAL_NAMES | NORM_BIASES
+_PHIMOE_NAMES = MIXTRAL_NAMES | NORM_BIASES
 _GRANITE_MOE_SWA_NAMES = (
     LAYER_NAMES
     | _GRANITE_SHARED
@@ -106,7 +116,7 @@ _GRANITE_SHARED_EXPERTS = ExpertFields(
 _LOCAL_EXPERTS = ExpertFields(("num_local_experts",), 8, 2, "intermediate_size", normalized=True)
 
 EXPERTS = (
-    Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6, experts=_LOCAL_EXPERTS),
+    Architecture("mixtral", "MixtralForCausalLM", MIXTRAL_NAMES, rope_theta=1e6, experts=_LOCAL_EXPERTS),
     Architecture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
@@ -491,5 +501,65 @@ EXPERTS = (
         float32_router=True,
         unread=("model.mtp.",),
         always={"sinks": True, "sinks_in_windows": True},
+    ),
+    Architecture(
+        "step3p5",
+        "Step3p5ForCausalLM",
+        _STEP_NAMES,
+        special_ids={},
+        head_dim=128,
+        qk_norm="head",
+        attention_bias=False,
+        mlp_bias=True,
+        norms_from_one=True,
+        gemma=False,
+        sliding_window=512,
+        window_by_layer=True,
+        full_every=1,
+        partial_rotary=1.0,
+        window_rope=10000.0,
+        drafting_layers=True,
+        drafting_unread=True,
+        prepared=with_one_spelling,
+        further=step,
+        experts=ExpertFields(
+            ("n_routed_experts",),
+            288,
+            normalized=True,
+            dense="kinds",
+            shared="size",
+            shared_size=("share_expert_dim", 1280),
+            scaled="moe_router_scaling_factor",
+            always={"score": "sigmoid", "biased": True},
+        ),
+        float32_router=True,
+        always={"attention_gate": True, "gate_by_head": True},
+    ),
+    Architecture(
+        "laguna",
+        "LagunaForCausalLM",
+        _LAGUNA_NAMES,
+        special_ids={},
+        head_dim=128,
+        qk_norm="head",
+        attention_bias=False,
+        sliding_window=512,
+        window_by_layer=True,
+        full_every=1,
+        partial_rotary=1.0,
+        window_rope=10000.0,
+        prepared=with_unsaid,
+        further=laguna,
+        experts=ExpertFields(
+            ("num_experts",),
+            256,
+            normalized=True,
+            dense="kinds",
+            shared="size",
+            shared_size=("shared_expert_intermediate_size", 512),
+            scaled="moe_routed_scaling_factor",
+            always={"score": "sigmoid", "biased": True},
+        ),
+        always={"attention_gate": True, "gate_activation": "softplus"},
     ),
 )

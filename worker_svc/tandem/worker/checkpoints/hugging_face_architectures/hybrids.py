@@ -10,12 +10,17 @@ from tandem.worker.checkpoints.hugging_face_architectures.names import (
     GLM4_MOE_NAMES,
     GRANITE_MOE_NAMES,
     LATENT_NAMES,
+    MIXTRAL_NAMES,
     NORMS_AFTER,
     SHARED_EXPERT,
 )
 from tandem.worker.checkpoints.hugging_face_kimi import kimi_linear, with_usual_names
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe, lfm3
+from tandem.worker.checkpoints.hugging_face_ling import ling
+from tandem.worker.checkpoints.hugging_face_ling import with_usual_names as ling_names
 from tandem.worker.checkpoints.hugging_face_mamba import bamba, falcon_h1, granite_hybrid, nemotron_h, with_layers
+from tandem.worker.checkpoints.hugging_face_minimax import minimax
+from tandem.worker.checkpoints.hugging_face_minimax import with_usual_names as minimax_names
 from tandem.worker.checkpoints.hugging_face_olmo_hybrid import olmo_hybrid
 
 _HYBRID_NAMES = LAYER_NAMES | {
@@ -126,6 +131,21 @@ _KIMI_NAMES = GLM4_MOE_NAMES | {
     "kimi_delta.bias": "self_attn.dt_bias",
     "kimi_delta.norm_weight": "self_attn.o_norm.weight",
     "kimi_delta.output": "self_attn.o_proj.weight",
+}
+_LING_NAMES = (
+    GLM4_MOE_NAMES
+    | LATENT_NAMES
+    | {name: stored for name, stored in _KIMI_NAMES.items() if name.startswith("kimi_delta.")}
+    | {
+        "attention.gate": "self_attn.g_proj.weight",
+        "kimi_delta.decay": "self_attn.f_proj.weight",
+        "kimi_delta.gate": "self_attn.g_proj.weight",
+        "router_bias": "mlp.gate.expert_bias",
+    }
+)
+_LING_NAMES = {
+    name: stored.replace("self_attn.o_proj.", "self_attn.dense.").replace("self_attn.", "attention.")
+    for name, stored in _LING_NAMES.items()
 }
 _HYBRID: Mapping[str, Any] = {
     "layer_names": _HYBRID_NAMES,
@@ -264,6 +284,63 @@ HYBRIDS = (
             grouped=True,
             scale=2.446,
             always={"score": "sigmoid", "biased": True},
+        ),
+    ),
+    Architecture(
+        "bailing_hybrid",
+        "BailingHybridForCausalLM",
+        _LING_NAMES,
+        special_ids={"eos_token_id": 156895},
+        rope_theta=6e6,
+        renamed={"model.word_embeddings.": "model.embed_tokens."},
+        also_stored={".attention.o_proj.": ".attention.dense."},
+        attention_bias=False,
+        interleaved=True,
+        latents=True,
+        own_layer_kinds=True,
+        drafting_layers=True,
+        drafting_unread=True,
+        float32_router=True,
+        prepared=ling_names,
+        further=ling,
+        always={"attention_gate": True, "gate_by_head": True},
+        experts=ExpertFields(
+            ("num_experts", "num_local_experts"),
+            512,
+            normalized_by_default=True,
+            dense="kinds",
+            dense_first=2,
+            shared="count",
+            grouped=True,
+            groups={"n_group": 8, "topk_group": 4},
+            scale=2.5,
+            always={"score": "sigmoid", "biased": True},
+        ),
+    ),
+    Architecture(
+        "minimax",
+        "MiniMaxForCausalLM",
+        MIXTRAL_NAMES
+        | {
+            "lightning.channels": "self_attn.qkv_proj.weight",
+            "lightning.z": "self_attn.output_gate.weight",
+            "lightning.norm_weight": "self_attn.norm.weight",
+            "lightning.output": "self_attn.out_proj.weight",
+        },
+        also_named=("minimax_text_01", "minimax_m1"),
+        also_spelled=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+        rope_theta=1e6,
+        partial_rotary=1.0,
+        own_layer_kinds=True,
+        prepared=minimax_names,
+        further=minimax,
+        experts=ExpertFields(
+            ("num_local_experts", "num_experts"),
+            8,
+            2,
+            "intermediate_size",
+            normalized=True,
+            scaled="mlp_beta_factor",
         ),
     ),
 )

@@ -29,6 +29,12 @@ GLM4_MOE_NAMES = LAYER_NAMES | {
     "shared.down": "mlp.shared_experts.down_proj.weight",
     **{f"shared.{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in ("gate", "up", "down")},
 }
+MIXTRAL_NAMES = LAYER_NAMES | {
+    "router": "block_sparse_moe.gate.weight",
+    "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
+    "experts.up": "block_sparse_moe.experts.{}.w3.weight",
+    "experts.down": "block_sparse_moe.experts.{}.w2.weight",
+}
 LATENT_NAMES = {
     "attention.query_latent": "self_attn.q_a_proj.weight",
     "attention.query_latent_bias": "self_attn.q_a_proj.bias",

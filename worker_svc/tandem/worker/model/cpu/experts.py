@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.cpu.matrices import ALIKE, Matrix, matrices_of
 from tandem.worker.model.cpu.native import layers
@@ -27,7 +27,6 @@ from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Linear
 
 _SCORES = {"softmax": 0, "sigmoid": 1, "mixer": 2}  # as in operations.h
-_CLAMPED = 3  # as in gates.h
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -69,13 +68,19 @@ class _Experts(ctypes.Structure):
     )
 
 
+def _gate_of(config: Experts) -> int:
+    if config.clamped is None:
+        return layers.ACTIVATIONS[config.activation]
+    return layers.CLAMPED if isinstance(config.clamped, ClampedSwiGLU) else layers.LIMITED
+
+
 class CompiledExperts:
     """All experts of a layer, for any number of rows."""
 
     def __init__(self, config: Experts, experts: Sequence[FeedForward | UngatedFeedForward]) -> None:
         """Takes the experts' matrices where they are; raises ValueError where they are not served."""
         first, clamped = experts[0], config.clamped
-        if config.score not in _SCORES or (clamped is not None and clamped.offset != 1):
+        if config.score not in _SCORES or (isinstance(clamped, ClampedSwiGLU) and clamped.offset != 1):
             raise ValueError("there are no kernels for their scores or their gate")
         matrices = [_matrices([each.first for each in experts]), _matrices([each.down for each in experts])]
         self.config = config
@@ -87,8 +92,8 @@ class CompiledExperts:
             hidden=first.first.in_features,
             inner=first.intermediate_size,
             gated=config.gated,
-            gate=layers.ACTIVATIONS[config.activation] if clamped is None else _CLAMPED,
-            alpha=0.0 if clamped is None else clamped.alpha,
+            gate=_gate_of(config),
+            alpha=clamped.alpha if isinstance(clamped, ClampedSwiGLU) else 0.0,
             limit=0.0 if clamped is None else clamped.limit,
         )
         self.address = ctypes.addressof(self._struct)

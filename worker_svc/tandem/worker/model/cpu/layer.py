@@ -38,7 +38,15 @@ from tandem.worker.model.cpu.layer_parts import (
     TurnStruct,
 )
 from tandem.worker.model.cpu.matrices import Matrix, matrices_of
-from tandem.worker.model.cpu.native.layers import ACTIVATIONS, FORMATS, LANES, WORTH_A_THREAD, heads_of, pages_of
+from tandem.worker.model.cpu.native.layers import (
+    ACTIVATIONS,
+    FORMATS,
+    LANES,
+    LIMITED,
+    WORTH_A_THREAD,
+    heads_of,
+    pages_of,
+)
 from tandem.worker.model.cpu.operations import NativePlan
 from tandem.worker.model.cpu.recurrence import Carrying, CompiledMoves, carries_on, carrying, serves
 from tandem.worker.model.cpu.selection import NativeSelectingPlan
@@ -106,15 +114,17 @@ class CompiledLayer:
         parallel: bool = False,
         given: Given | None = None,
         by: torch.Tensor | None = None,
+        kept: tuple[float, float] = (0.0, 0.0),
     ) -> CompiledLayer | None:
         """Of attention and a state there may be either, both on the same rows, or none; `feeding` is there if it is in
         the call, and `parallel` if it is given the same rows too; behind all comes what the layer is `given` beside the
-        stream, and a factor `[1]` that the stream is multiplied `by`. None if the library
-        does not serve such a layer."""
+        stream, and a factor `[1]` that the stream is multiplied `by`. Norms before both parts that are `kept` take the
+        stream's place, multiplied. None if the library does not serve such a layer."""
         taken = _Taken()
         rooms = dict.fromkeys(ROOMS, 0) | {"normed": hidden}
         layer = LayerStruct(hidden=hidden, eps=norms.eps, centred=norms.centred)
         layer.feeds, layer.parallel = behind.value, parallel
+        layer.keeps_mixed, layer.keeps_fed = kept
         try:
             taken.lanes(hidden)
             for name, norm in zip(NORMS, norms[2:], strict=True):
@@ -313,7 +323,8 @@ def _feeds(layer: LayerStruct, how: Feeding, taken: _Taken, rooms: dict[str, int
         raise _NotServedError
     layer.gate_up = (Matrix * PIECES)(*taken.pieces(how.up))
     layer.down, layer.inner = taken.one(how.down), taken.lanes(how.down.in_features)
-    layer.activation, layer.gated_mlp = ACTIVATIONS[how.activation], how.gated
+    layer.activation = LIMITED if how.limit else ACTIVATIONS[how.activation]
+    layer.limit, layer.gated_mlp = how.limit, how.gated
     layer.gate_by, layer.fed_by = how.gate_by, how.by
     rooms["inner"] = layer.inner
     rooms["gate_up"] = 2 * layer.inner if how.gated else 0
@@ -370,9 +381,11 @@ def _attends_latents(layer: LayerStruct, how: AttendingLatents, taken: _Taken, r
     layer.scale, layer.cap, layer.grows = how.scores.scale, how.scores.cap, how.grows
     if how.choosing is not None:
         _chooses(layer, how.choosing, taken, rooms)
+    if how.gates is not None:
+        layer.gates, layer.share_a_gate = taken.one(how.gates, padded=True), taken.lanes(sizes.value)
     rooms |= {
         "first": heads * sizes.query,
-        "gates": sizes.query_rank,
+        "gates": max(sizes.query_rank, 0 if how.gates is None else layer.gates.width),
         "mixed": taken.lanes(how.output.in_features),
         "latent": sizes.size,
         "by_head": heads * max(sizes.unrotated, sizes.rank),
@@ -409,4 +422,4 @@ def _attends(layer: LayerStruct, how: Attending, taken: _Taken) -> None:
     layer.stores, layer.values_are_keys, layer.narrow = how.stores, how.values_are_keys, how.narrow
     layer.sinks, layer.query_weights = taken.vector(how.scores.sinks), taken.vector(how.query_weights)
     layer.scale, layer.cap, layer.grows = how.scores.scale, how.scores.cap, how.grows
-    layer.share_a_gate = how.share_a_gate
+    layer.share_a_gate, layer.softplus = how.share_a_gate, how.gates_by_softplus

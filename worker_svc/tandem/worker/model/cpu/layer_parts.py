@@ -114,6 +114,10 @@ class LayerStruct(ctypes.Structure):
     by: int | None
     logits_by: float
     weighs_input: bool
+    limit: float
+    softplus: bool
+    keeps_mixed: float
+    keeps_fed: float
     stores: bool
     values_are_keys: bool
     narrow: int
@@ -146,6 +150,9 @@ class LayerStruct(ctypes.Structure):
         ("by", _Pointer),
         ("logits_by", _Float),
         ("weighs_input", _Number),
+        ("limit", _Float),
+        ("softplus", _Number),
+        *((name, _Float) for name in ("keeps_mixed", "keeps_fed")),
     )
 
 
@@ -210,6 +217,7 @@ class Feeding(NamedTuple):
     gated: bool
     gate_by: float = 1.0  # what the gate is multiplied by
     by: float = 1.0  # the same of the answer
+    limit: float = 0.0  # of the activation, and of up (`LimitedSwiGLU`); 0: none
 
     @property
     def served(self) -> bool:
@@ -247,6 +255,7 @@ class Attending(NamedTuple):
     grows: bool  # queries are multiplied by the step's factors
     query_weights: torch.Tensor | None  # [head_dim], each query is multiplied by, once it is rotated
     share_a_gate: int  # what is attended to is multiplied by sigmoids of the first product's last numbers; 0: it is not
+    gates_by_softplus: bool  # by log(1 + exp) of these instead
     stores: bool  # keys and values are the layer's own
     values_are_keys: bool  # before both are finished
     narrow: int  # numbers of a value, if it is shorter than a key; else 0
@@ -280,6 +289,7 @@ class AttendingLatents(NamedTuple):
     scores: Scores
     grows: bool  # queries are multiplied by the step's factors
     choosing: Choosing | None = None
+    gates: Linear | None = None  # of each head
 
 
 class Carried(NamedTuple):

@@ -94,16 +94,25 @@ class NativeOperations(TorchOperations):
             return layers.gate("gelu_tanh", gate_up, size)
         return super().geglu(gate_up, size)
 
+    def limited_swiglu(self, gate_up: torch.Tensor, size: int, limit: float) -> torch.Tensor:
+        if _served(gate_up, size):
+            return layers.gate("silu", gate_up, size, limit)
+        return super().limited_swiglu(gate_up, size, limit)
+
     def activate(self, activation: Activation, x: torch.Tensor) -> torch.Tensor:
         if _served(x, x.shape[1]) and x.is_contiguous():
             return layers.activate(activation, x)
         return super().activate(activation, x)
 
     def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        together = x.shape[1] // gates.shape[1]
-        if _served(x, x.shape[1]) and (together == 1 or together % layers.LANES == 0):
+        if _gates_are_served(x, gates):
             return layers.gate_by_sigmoid(x.contiguous(), gates)
         return super().gate_by_sigmoid(x, gates)
+
+    def gate_by_softplus(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        if _gates_are_served(x, gates):
+            return layers.gate_by_softplus(x.contiguous(), gates)
+        return super().gate_by_softplus(x, gates)
 
     def plan_states(self, plan: StatePlan, device: torch.device) -> StateMoves:
         return CompiledMoves(plan)
@@ -125,6 +134,11 @@ class NativeOperations(TorchOperations):
 def stores_rows(cache: KVCache) -> bool:
     """Whether the library writes the pages of this cache, and not a class derived from it."""
     return type(cache) is KVCache and cache.shape.format.name in layers.FORMATS
+
+
+def _gates_are_served(x: torch.Tensor, gates: torch.Tensor) -> bool:
+    together = x.shape[1] // gates.shape[1]
+    return _served(x, x.shape[1]) and (together == 1 or together % layers.LANES == 0)
 
 
 def _served(x: torch.Tensor, size: int) -> bool:

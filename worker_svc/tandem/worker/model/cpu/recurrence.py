@@ -10,14 +10,16 @@ from tandem.worker.model.cpu.native.layers import LANES
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
+from tandem.worker.model.lightning import LightningRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.recurrence import Rule, TorchMoves
 from tandem.worker.model.short_convolution import ConvolutionRule
 from tandem.worker.model.states import StatePlan
 
 _MOST_ROWS = 256  # as in recurrence.h
-_RULES = ("delta_net", "mamba", "short_convolution", "kimi_delta")  # the first ones as in layer.c
+_RULES = ("delta_net", "mamba", "short_convolution", "kimi_delta")  # as in layer.c
 _NORMS = {"none": 0, "after": 1, "before": 2}  # as in mamba.c
+_BEFORE_SIGMOID = 3
 
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
@@ -32,6 +34,7 @@ class _Recurrence(ctypes.Structure):
         *((name, _Size) for name in ("rows", "columns", "kernel", "journal", "factors")),
         *((name, ctypes.c_float) for name in ("eps", "least", "most", "dt_by", "z_by", "beta_by")),
         *((name, ctypes.c_int) for name in ("norm_kind", "threads")),
+        ("norm_groups", _Size),
     )
 
 
@@ -58,7 +61,7 @@ def serves(rule: Rule) -> bool:
     _, rows, columns = sizes.state
     if sizes.channels % LANES or columns % LANES or rows > _MOST_ROWS:
         return False
-    return isinstance(rule, ConvolutionRule | MambaRule) or (
+    return isinstance(rule, ConvolutionRule | MambaRule | LightningRule) or (
         isinstance(rule, DeltaRule | KimiDeltaRule) and rows % LANES == 0
     )
 
@@ -125,6 +128,7 @@ def _fill(step: _Recurrence, rule: Rule) -> str:
         case KimiDeltaRule():
             step.rate, step.bias, step.norm = (part.data_ptr() for part in (rule.decay_rate, rule.bias, rule.norm))
             step.groups, step.eps, step.beta_by = rule.sizes.heads, rule.eps, 1.0
+            step.least = rule.sizes.least
             return "kimi_delta"
         case ConvolutionRule():
             step.filter_bias = None if rule.filter_bias is None else rule.filter_bias.data_ptr()
@@ -134,7 +138,13 @@ def _fill(step: _Recurrence, rule: Rule) -> str:
             parts = (rule.rate, rule.bias, rule.skip, rule.norm)
             step.rate, step.bias, step.skip, step.norm = (part.data_ptr() for part in parts)
             step.groups, step.eps, step.norm_kind = rule.sizes.groups, rule.eps, _NORMS[rule.sizes.norm]
+            step.norm_groups = rule.sizes.groups
             step.least, step.most = rule.sizes.least_dt, rule.sizes.most_dt
             step.z_by, *_, step.dt_by = rule.sizes.multipliers
+            return "mamba"
+        case LightningRule():
+            step.rate, step.skip, step.norm = (part.data_ptr() for part in (rule.rate, rule.skip, rule.norm))
+            step.groups, step.eps = rule.sizes.heads, rule.eps
+            step.norm_kind, step.norm_groups = _BEFORE_SIGMOID, 1
             return "mamba"
     raise AssertionError(f"{type(rule).__name__} is not compiled")

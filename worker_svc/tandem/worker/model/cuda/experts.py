@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
 from tandem.worker.model.cuda.kernels.expert_products import Floats, Integers, Matrices, expert_product
 from tandem.worker.model.cuda.kernels.experts import arrange, route, weigh
 from tandem.worker.model.cuda.kernels.product import Tile
@@ -50,7 +50,8 @@ class JoinedExperts:
         self._config, self._reproducible = config, reproducible
         if config.activation not in (("silu", "gelu_tanh") if config.gated else ("relu2",)):
             raise ValueError(f"no kernel for {config.activation} {'with' if config.gated else 'without'} a gate")
-        if config.score == "root_softplus" or (config.clamped is not None and config.clamped.offset != 1):
+        clamped = config.clamped
+        if config.score == "root_softplus" or (isinstance(clamped, ClampedSwiGLU) and clamped.offset != 1):
             raise ValueError("no kernel for their scores or their gate")
         self._first, self._first_bias = _joined([each.first for each in experts])
         self._down, self._down_bias = _joined([each.down for each in experts])

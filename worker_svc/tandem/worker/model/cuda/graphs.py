@@ -100,7 +100,9 @@ class StepInputs:
         self._page_size = cache.shape.page_size
         self._padding_page = cache.padding_page
         self._kinds = sorted(set(config.attention_kinds))
-        self._sizes = {kind: operations.sizes(cache, config.num_heads, kind.heads) for kind in self._kinds}
+        self._sizes = {
+            kind: operations.sizes(cache, kind.query_heads or config.num_heads, kind.heads) for kind in self._kinds
+        }
         self._lanes = {kind: operations.lanes(sizes) for kind, sizes in self._sizes.items()}
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "ids": ((rows,), torch.int64),

@@ -356,6 +356,9 @@ class TritonOperations:
     def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
         return swiglu_float8(gate_up, size)
 
+    def limited_swiglu(self, gate_up: torch.Tensor, size: int, limit: float) -> torch.Tensor:
+        return TorchOperations().limited_swiglu(gate_up, size, limit)
+
     def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return TorchOperations().geglu(gate_up, size)
 
@@ -369,6 +372,9 @@ class TritonOperations:
 
     def gate_by_sigmoid(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         return TorchOperations().gate_by_sigmoid(x, gates)
+
+    def gate_by_softplus(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return TorchOperations().gate_by_softplus(x, gates)
 
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device

@@ -14,6 +14,7 @@ from tandem.worker.model.cuda.kernels import recurrences, state_rows
 from tandem.worker.model.cuda.kernels.state_rows import AFTER_GATE, BEFORE_GATE, NO_NORM, FactorRule
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
+from tandem.worker.model.lightning import LightningRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.short_convolution import ConvolutionRule
@@ -43,7 +44,7 @@ class KernelMoves:
     def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         if isinstance(rule, ConvolutionRule):
             return self._convolve(rule, layer, mixed, gates)
-        assert isinstance(rule, DeltaRule | KimiDeltaRule | MambaRule)
+        assert isinstance(rule, DeltaRule | KimiDeltaRule | MambaRule | LightningRule)
         sizes, (works, saves, tokens) = rule.sizes, self.arrays
         if self.room is None:
             self.room = mixed.new_empty((len(tokens), sizes.channels + sizes.factors), dtype=torch.float32)
@@ -58,8 +59,12 @@ class KernelMoves:
             norm, norms = BEFORE_GATE.value, rule.sizes.value_heads
         elif isinstance(rule, KimiDeltaRule):
             heads, size = rule.sizes.heads, rule.sizes.head_dim
-            factors = FactorRule(rule.decay_rate, rule.bias, (2 * heads, size), size, rows=size)
+            keys = 2 * heads, size
+            factors = FactorRule(rule.decay_rate, rule.bias, keys, size, rows=size, least=rule.sizes.least)
             norm, norms = BEFORE_GATE.value, heads
+        elif isinstance(rule, LightningRule):
+            factors = FactorRule(rule.rate, rule.skip, constant=True)
+            gates, skip, norm, norms = mixed, rule.skip, BEFORE_GATE.value, 1
         else:
             least, most = rule.sizes.least_dt, rule.sizes.most_dt
             z_by, *_, gate_by = rule.sizes.multipliers
@@ -72,7 +77,8 @@ class KernelMoves:
         if self.cache is not None:
             of = sizes.channels, sizes.kernel, sizes.factors
             state_rows.keep(mixed, tails, journals, self.room, works, saves, of, journal)
-        return state_rows.leave(given, mixed, sizes.channels, rule.norm, norms, norm, rule.eps, z_by, sigmoid=by_row)
+        sigmoid = by_row or isinstance(rule, LightningRule)
+        return state_rows.leave(given, mixed, sizes.channels, rule.norm, norms, norm, rule.eps, z_by, sigmoid=sigmoid)
 
     def _convolve(self, rule: ConvolutionRule, layer: int, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         works, saves, tokens = self.arrays

@@ -6,7 +6,8 @@
 //     o      = q S
 //     out    = o / sqrt(mean(o^2) + eps) * weight * silu(z)
 //
-// Kimi's (Kimi Team 2025, https://arxiv.org/abs/2510.26692) has a decay of each row of a state, and sigmoid(z).
+// Kimi's (Kimi Team 2025, https://arxiv.org/abs/2510.26692) has a decay of each row of a state, and sigmoid(z); with a
+// `least` of these logarithms a decay is exp(least sigmoid(-rate (a + bias))) instead of exp(rate softplus(a + bias)).
 
 #include "recurrence.h"
 
@@ -19,7 +20,8 @@ static void make_factors(const Recurrence *r, const Work *w) {
         float *to = first + (w->replayed + t) * (r->channels + r->factors);
         for (int64_t h = 0; h < r->heads; h++) {
             for (int64_t i = h * decays; i < (h + 1) * decays; i++)
-                to[i] = expf(r->rate[h] * softplus(a[i] + r->bias[i]));
+                to[i] = r->least ? expf(r->least / (1 + expf(r->rate[h] * (a[i] + r->bias[i]))))
+                                 : expf(r->rate[h] * softplus(a[i] + r->bias[i]));
             to[r->heads * decays + h] = r->beta_by / (1 + expf(-b[h]));
         }
     }

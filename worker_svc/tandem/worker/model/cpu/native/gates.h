@@ -2,11 +2,11 @@
 
 #include "numbers.h"
 
-enum { SILU = 0, GELU_TANH = 1, RELU2 = 2, CLAMPED = 3, RELU = 4, GELU = 5 };
+enum { SILU = 0, GELU_TANH = 1, RELU2 = 2, CLAMPED = 3, RELU = 4, GELU = 5, LIMITED = 6 };
 
 typedef struct {
     int32_t kind;
-    float alpha, limit;  // of CLAMPED
+    float alpha, limit;  // alpha: of CLAMPED; limit: of LIMITED too
 } Gate;
 
 // gate / (1 + e^-gate)
@@ -39,6 +39,17 @@ INLINE __m256 gelu(__m256 gate) {
     return _mm256_sub_ps(_mm256_max_ps(_mm256_setzero_ps(), gate), less);
 }
 
+// log(1 + e^x), as activations.py has it.
+INLINE __m256 log_of_one_and_power(__m256 x) {
+    static const float odd[] = {1.0f / 11, 1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3, 1.0f};
+    const __m256 t = exponential(_mm256_or_ps(x, _mm256_set1_ps(-0.0f)));
+    const __m256 z = _mm256_div_ps(t, _mm256_add_ps(t, _mm256_set1_ps(2.0f))), square = _mm256_mul_ps(z, z);
+    __m256 series = _mm256_set1_ps(1.0f / 13);
+    for (int n = 0; n < 6; n++) series = _mm256_fmadd_ps(series, square, _mm256_set1_ps(odd[n]));
+    const __m256 above = _mm256_max_ps(_mm256_setzero_ps(), x);
+    return _mm256_fmadd_ps(series, _mm256_add_ps(z, z), above);
+}
+
 // activation(gate) * up, as feed_forward.py has it. NaN goes through: of two, the operand that stands last.
 INLINE __m256 gated(const Gate *how, __m256 gate, __m256 up) {
     const __m256 one = _mm256_set1_ps(1.0f), most = _mm256_set1_ps(how->limit);
@@ -48,6 +59,9 @@ INLINE __m256 gated(const Gate *how, __m256 gate, __m256 up) {
     case GELU: return _mm256_mul_ps(gelu(gate), up);
     case RELU: return _mm256_mul_ps(_mm256_max_ps(_mm256_setzero_ps(), gate), up);
     case RELU2: gate = _mm256_max_ps(_mm256_setzero_ps(), gate); return _mm256_mul_ps(_mm256_mul_ps(gate, gate), up);
+    case LIMITED:
+        up = _mm256_min_ps(most, _mm256_max_ps(_mm256_set1_ps(-how->limit), up));
+        return _mm256_mul_ps(_mm256_min_ps(most, silu(gate)), up);
     default:
         gate = _mm256_min_ps(most, gate);
         up = _mm256_min_ps(most, _mm256_max_ps(_mm256_set1_ps(-how->limit), up));

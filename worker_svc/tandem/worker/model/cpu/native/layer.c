@@ -1,5 +1,6 @@
 // Whole layers in one call: between two of their operations no thread has the time to fall asleep.
 
+#include "gates.h"
 #include "matrices.h"
 #include "operations.h"
 
@@ -39,7 +40,7 @@ enum { NOTHING = 0, IN_THE_CALL = 1, THE_CALLERS = 2 };
 
 typedef struct {
     Mixing attention, state;  // either, both beside each other, or neither, whose outputs are not there
-    Matrix gates;             // what a state is given beside
+    Matrix gates;             // what a state is given beside, or attention over latents is multiplied by
     Matrix gate_up[PIECES], down;
     // What comes into a part is normalized, or as it is; the same of what comes out. No weight: as it is.
     Norm enter_attention, leave_attention, enter_mlp, leave_mlp;
@@ -70,6 +71,10 @@ typedef struct {
     const float *by;
     float logits_by;       // what the router's answer is multiplied by
     int32_t weighs_input;  // what goes into an expert is multiplied by its share, not what comes out
+    float limit;           // of the activation LIMITED
+    int32_t softplus;      // what attention gives is multiplied by log(1 + e^gate) instead of the sigmoid
+    // By what the norms before both parts are multiplied where they take the stream's place; 0: they do not.
+    float keeps_mixed, keeps_fed;
 } Layer;
 
 typedef struct {
@@ -96,7 +101,7 @@ typedef struct {
     int32_t format, threads, attention_threads;
 } Step;
 
-enum { DELTA_NET = 0, MAMBA = 1, SHORT_CONVOLUTION = 2 };
+enum { DELTA_NET = 0, MAMBA = 1, SHORT_CONVOLUTION = 2, KIMI_DELTA = 3 };
 
 // What a layer has in the place of attention: see `tandem_delta_net`.
 typedef struct {
@@ -146,6 +151,11 @@ static const float *enter(const Layer *l, const Step *s, float *x, const float *
     if (norm->weight) normalize(l, s, x, delta, norm, s->normed);
     else if (delta) tandem_add(x, delta, s->rows, l->hidden, l->hidden, s->threads);
     return norm->weight ? s->normed : x;
+}
+
+// The stream becomes what a norm has given, multiplied, if at all.
+static void keep(const Layer *l, const Step *s, float *x, const float *normed, float by) {
+    for (int64_t i = 0; by && i < s->rows * l->hidden; i++) x[i] = normed[i] * by;
 }
 
 static void leave(const Layer *l, const Step *s, float *delta, const Norm *norm) {
@@ -214,7 +224,8 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
     for (int64_t i = 1; l->narrow && i < s->rows * heads; i++)
         memmove(s->mixed + i * l->narrow, s->mixed + i * d, (size_t)l->narrow * sizeof(float));
     if (l->share_a_gate)
-        tandem_gate_by_sigmoid(s->mixed, s->first + all, s->rows, heads * d, l->share_a_gate, stride, s->threads);
+        (l->softplus ? tandem_gate_by_softplus : tandem_gate_by_sigmoid)(s->mixed, s->first + all, s->rows, heads * d,
+                                                                         l->share_a_gate, stride, s->threads);
     return failed;
 }
 
@@ -332,6 +343,11 @@ static int attend_latents(const Layer *l, const Step *s, const float *entering, 
         for (int64_t head = 0; head < a->heads; head++)
             memcpy(s->mixed + (row * a->heads + head) * a->value, s->of_head + (head * s->rows + row) * width,
                    (size_t)a->value * sizeof(float));
+    if (l->share_a_gate) {
+        product(&l->gates, entering, s->gates, s);
+        tandem_gate_by_sigmoid(s->mixed, s->gates, s->rows, a->heads * a->value, l->share_a_gate, width_of(&l->gates),
+                               s->threads);
+    }
     return failed;
 }
 
@@ -350,16 +366,20 @@ static void carry(const Layer *l, const Step *s, const float *entering, Carrying
         tandem_short_convolution(r, c->works, c->count, c->saves);
         return;
     }
-    product(&l->gates, entering, s->gates, s);
-    r->gates = s->gates, r->gates_stride = width_of(&l->gates);
-    (c->rule == MAMBA ? tandem_mamba : tandem_delta_net)(r, c->works, c->count, c->saves);
+    if (l->gates.outputs) {
+        product(&l->gates, entering, s->gates, s);
+        r->gates = s->gates, r->gates_stride = width_of(&l->gates);
+    }
+    if (c->rule == KIMI_DELTA) tandem_kimi_delta(r, c->works, c->count, c->saves);
+    else (c->rule == MAMBA ? tandem_mamba : tandem_delta_net)(r, c->works, c->count, c->saves);
 }
 
 // Whether what gates let through is packed for the next product as it is computed, and is never anywhere else.
 static int packs_gated(const Layer *l, const Step *s) {
     const Matrix *up = l->gate_up, *down = &l->down;
-    return l->gated_mlp && l->gate_by == 1 && up->bits == WIDE && up->outputs == 2 * l->inner && !up->bias &&
-           down->bits == WIDE && up->half == down->half && wide_gates(up->half, s->rows, l->inner);
+    return l->gated_mlp && l->gate_by == 1 && l->activation != LIMITED && up->bits == WIDE &&
+           up->outputs == 2 * l->inner && !up->bias && down->bits == WIDE && up->half == down->half &&
+           wide_gates(up->half, s->rows, l->inner);
 }
 
 static void feed_all(const Layer *l, const Step *s, const float *entering, float *out) {
@@ -375,7 +395,7 @@ static void feed_all(const Layer *l, const Step *s, const float *entering, float
     products(l->gate_up, entering, l->gated_mlp ? s->gate_up : s->inner, s);
     if (l->gated_mlp) {
         scale(s->gate_up, l->gate_by, s, l->inner, 2 * l->inner);
-        tandem_gate(l->activation, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
+        tandem_gate(l->activation, l->limit, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
     } else tandem_activate(l->activation, s->inner, s->rows * l->inner, s->threads);
     product(&l->down, s->inner, out, s);
     scale(out, l->fed_by, s, l->hidden, l->hidden);
@@ -467,6 +487,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
     const float *entering = enter(l, s, x, begins ? 0 : delta, &l->enter_attention);
     int failed = 0;
     if (turn->state || l->attention.output.outputs) {
+        keep(l, s, x, entering, l->keeps_mixed);
         failed = mix(l, s, entering, delta, turn->keys, turn->values, turn->index_keys, turn->state);
         leave(l, s, delta, &l->leave_attention);
         if (l->feeds == NOTHING) return failed;
@@ -477,6 +498,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
             return failed;
         }
         entering = enter(l, s, x, delta, &l->enter_mlp);
+        keep(l, s, x, entering, l->keeps_fed);
     }
     if (l->feeds == THE_CALLERS) return failed;
     feed(l, s, entering, delta);

@@ -25,6 +25,7 @@ LANES = 8  # sizes are multiples of it
 
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int6": 6}  # as in numbers.h
 ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu2": 2, "relu": 4, "gelu": 5}  # as in gates.h
+CLAMPED, LIMITED = 3, 6  # the same, of gates with limits
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
 
@@ -111,12 +112,13 @@ def activate(activation: Activation, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def gate(activation: Activation, gate_up: torch.Tensor, size: int) -> torch.Tensor:
-    """`activation(gate) * up` of `[N, 2 size]`."""
+def gate(activation: Activation, gate_up: torch.Tensor, size: int, limit: float = 0.0) -> torch.Tensor:
+    """`activation(gate) * up` of `[N, 2 size]`, with a `limit` as `Operations.limited_swiglu` has it."""
     rows = gate_up.shape[0]
     out = torch.empty((rows, size))
     calls().tandem_gate(
-        ACTIVATIONS[activation],
+        LIMITED if limit else ACTIVATIONS[activation],
+        limit,
         gate_up.data_ptr(),
         out.data_ptr(),
         rows,
@@ -132,6 +134,13 @@ def gate_by_sigmoid(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     gate, a multiple of `LANES`."""
     together, threads = x.shape[1] // gates.shape[1], torch.get_num_threads()
     calls().tandem_gate_by_sigmoid(x.data_ptr(), gates.data_ptr(), *x.shape, together, gates.stride(0), threads)
+    return x
+
+
+def gate_by_softplus(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Makes contiguous `x` `[N, size]` `x * log(1 + exp(gates))` in the same way."""
+    together, threads = x.shape[1] // gates.shape[1], torch.get_num_threads()
+    calls().tandem_gate_by_softplus(x.data_ptr(), gates.data_ptr(), *x.shape, together, gates.stride(0), threads)
     return x
 
 

@@ -37,8 +37,8 @@ _FUNCTIONS: dict[str, Signature] = {
     "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
     "add_layer_norm": ([*[_POINTER] * 5, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
     "activate": ([_NUMBER, _POINTER, _SIZE, _NUMBER], None),
-    "gate": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
-    "gate_by_sigmoid": ([*[_POINTER] * 2, *[_SIZE] * 4, _NUMBER], None),
+    "gate": ([_NUMBER, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
+    **dict.fromkeys(("gate_by_sigmoid", "gate_by_softplus"), ([*[_POINTER] * 2, *[_SIZE] * 4, _NUMBER], None)),
     "rotate_and_store": ([_POINTER, _SIZE, *[_POINTER] * 5, _NUMBER, _POINTER, *[_SIZE] * 2, _NUMBER], None),
     "attention": (
         [

@@ -4,11 +4,15 @@
 //     dt      = softplus(dt + bias), from `least` to `most`
 //     S       = exp(rate dt) S + B (dt x)      S [rows, columns] of each head; heads of a group share B and C
 //     y       = C S + D x
-//     out     = by `norm_kind`: 0: y silu(z) * weight; 1: norm(y silu(z)) * weight; 2: norm(y) * weight * silu(z)
+//     out     = by `norm_kind`: 0: y silu(z) * weight; 1: norm(y silu(z)) * weight; 2: norm(y) * weight * silu(z);
+//               3: norm(y) * weight * sigmoid(z)
+//
+// Lightning attention (Qin et al. 2024, https://arxiv.org/abs/2401.04658) is the same without gates of the state, where
+// there is no bias of dt: exp(rate) is the decay, and dt is 1.
 
 #include "recurrence.h"
 
-enum { NO_NORM, AFTER_GATE, BEFORE_GATE };
+enum { NO_NORM, AFTER_GATE, BEFORE_GATE, BEFORE_SIGMOID };
 
 // The decay and dt of each token and head.
 static void make_factors(const Recurrence *r, const Work *w) {
@@ -16,7 +20,8 @@ static void make_factors(const Recurrence *r, const Work *w) {
     for (int64_t t = 0; t < w->length; t++) {
         const float *given = r->gates + (w->row + t) * r->gates_stride;
         float *to = first + (w->replayed + t) * (r->channels + r->factors);
-        for (int64_t h = 0; h < r->heads; h++) {
+        for (int64_t h = 0; !r->bias && h < r->heads; h++) to[h] = expf(r->rate[h]), to[r->heads + h] = 1;
+        for (int64_t h = 0; r->bias && h < r->heads; h++) {
             const float dt = fminf(fmaxf(softplus(given[h] * r->dt_by + r->bias[h]), r->least), r->most);
             to[h] = expf(r->rate[h] * dt);
             to[r->heads + h] = dt;
@@ -58,7 +63,7 @@ static void leave(const Recurrence *r, float *y, const float *z, const float *we
     __m256 squares = _mm256_setzero_ps();
     for (int64_t i = 0; i < size; i += 8) {
         __m256 v = _mm256_loadu_ps(y + i);
-        if (r->norm_kind != BEFORE_GATE) {
+        if (r->norm_kind < BEFORE_GATE) {
             v = _mm256_mul_ps(v, silu(_mm256_mul_ps(_mm256_loadu_ps(z + i), z_by)));
             _mm256_storeu_ps(y + i, v);
         }
@@ -69,6 +74,7 @@ static void leave(const Recurrence *r, float *y, const float *z, const float *we
         __m256 v = _mm256_mul_ps(_mm256_loadu_ps(y + i), _mm256_set1_ps(scale));
         v = _mm256_mul_ps(v, _mm256_loadu_ps(weight + i));
         if (r->norm_kind == BEFORE_GATE) v = _mm256_mul_ps(v, silu(_mm256_mul_ps(_mm256_loadu_ps(z + i), z_by)));
+        if (r->norm_kind == BEFORE_SIGMOID) v = _mm256_mul_ps(v, sigmoid(_mm256_loadu_ps(z + i)));
         _mm256_storeu_ps(y + i, v);
     }
 }
@@ -78,7 +84,7 @@ void tandem_mamba(const Recurrence *r, const int64_t *works, int64_t count, cons
     const Work *work = (const Work *)works;
     const Save *saves = (const Save *)saved;
     const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK, parts = (r->columns + COLUMNS - 1) / COLUMNS;
-    const int64_t size = r->heads * r->columns, group = size / r->groups;
+    const int64_t size = r->heads * r->columns, group = size / r->norm_groups;
     const int threads = worth_threads(r, all_tokens(work, count));
 #pragma omp parallel num_threads(threads)
     {

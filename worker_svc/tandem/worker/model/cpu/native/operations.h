@@ -45,13 +45,15 @@ void tandem_add_norm(float *x, const float *delta, const float *weight, float *o
 void tandem_add_layer_norm(float *x, const float *delta, const float *weight, const float *bias, float *out,
                            int64_t rows, int64_t size, float eps, int threads);
 void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_t stride, int threads);
-void tandem_gate(int activation, const float *gate_up, float *out, int64_t rows, int64_t size, int64_t stride,
-                 int threads);
+void tandem_gate(int activation, float limit, const float *gate_up, float *out, int64_t rows, int64_t size,
+                 int64_t stride, int threads);
 void tandem_activate(int activation, float *x, int64_t count, int threads);
 void tandem_add_gated(float *out, const float *added, const float *gates, int64_t rows, int64_t size, int64_t stride,
                       int threads);
 void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t size, int64_t together, int64_t stride,
                             int threads);
+void tandem_gate_by_softplus(float *x, const float *gates, int64_t rows, int64_t size, int64_t together, int64_t stride,
+                             int threads);
 int tandem_rotations(const float *table, int64_t count, int64_t half, const int64_t *positions, int64_t rows,
                      float *cos, float *sin);
 void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const float *cos, const float *sin,
@@ -131,6 +133,7 @@ typedef struct {
     float eps, least, most, dt_by, z_by;  // dt is from least to most; what dt and z are multiplied by first
     float beta_by;                        // what a delta rule's betas are multiplied by
     int norm_kind, threads;               // see mamba.c
+    int64_t norm_groups;                  // of a token's numbers, each with a norm of its own
 } Recurrence;
 
 // works [count, 9]: slot, fresh, row, length, replayed, commit, place, first and last of its saves [.., 2]: count, slot

@@ -74,9 +74,9 @@ void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_
 }
 
 // gate_up [rows, 2 size], rows `stride` apart -> out [rows, size] = activation(gate) * up. size % 8 == 0.
-void tandem_gate(int activation, const float *gate_up, float *out, int64_t rows, int64_t size, int64_t stride,
-                 int threads) {
-    const Gate how = {activation, 0, 0};
+void tandem_gate(int activation, float limit, const float *gate_up, float *out, int64_t rows, int64_t size,
+                 int64_t stride, int threads) {
+    const Gate how = {activation, 0, limit};
 #pragma omp parallel for schedule(static) collapse(2) num_threads(threads) if (rows * size > 8192)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t first = 0; first < size; first += 512) {
@@ -108,6 +108,19 @@ void tandem_gate_by_sigmoid(float *x, const float *gates, int64_t rows, int64_t 
             const __m256 by = together == 1 ? _mm256_loadu_ps(gate) : _mm256_set1_ps(*gate);
             const __m256 power = exponential(_mm256_xor_ps(by, sign));
             _mm256_storeu_ps(here, _mm256_div_ps(_mm256_loadu_ps(here), _mm256_add_ps(one, power)));
+        }
+}
+
+// x [rows, size] *= log(1 + e^gate), in the same way.
+void tandem_gate_by_softplus(float *x, const float *gates, int64_t rows, int64_t size, int64_t together, int64_t stride,
+                             int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > 16384)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < size; i += 8) {
+            float *here = x + row * size + i;
+            const float *gate = gates + row * stride + i / together;
+            const __m256 by = together == 1 ? _mm256_loadu_ps(gate) : _mm256_set1_ps(*gate);
+            _mm256_storeu_ps(here, _mm256_mul_ps(_mm256_loadu_ps(here), log_of_one_and_power(by)));
         }
 }
 

@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 
 from tandem.worker.checkpoints.grouped import E8M0
-from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU
+from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, LimitedSwiGLU
 from tandem.worker.model.cuda.kernels.experts import Arrangement
 from tandem.worker.model.cuda.kernels.product import Tile
 from tandem.worker.model.cuda.kernels.quantized import of_group
-from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU, SWIGLU, gated
+from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU, LIMITED, SWIGLU, gated
 from tandem.worker.model.cuda.kernels.words import COLUMNS, WORDS, add_block, kind_of_words, quarters, stages
 
 NO_SCALE, CHANNELS, GROUPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -220,7 +220,7 @@ def expert_product(
     arrangement: Arrangement,
     pairs: int,
     tile: Tile,
-    gate: ClampedSwiGLU | None = None,
+    gate: ClampedSwiGLU | LimitedSwiGLU | None = None,
     activation: Activation | None = None,
     *,
     has_gate: bool = False,
@@ -240,8 +240,9 @@ def expert_product(
         return out
     grid = len(arrangement.blocks), triton.cdiv(outputs, tile.outputs)
     plain = GELU.value if activation == "gelu_tanh" else SWIGLU.value
-    gating = CLAMPED.value if gate is not None else plain if has_gate else 0
-    alpha, limit = (gate.alpha, gate.limit) if gate is not None else (1.0, 0.0)
+    limited = CLAMPED.value if isinstance(gate, ClampedSwiGLU) else LIMITED.value
+    gating = limited if gate is not None else plain if has_gate else 0
+    alpha, limit = gate.alpha if isinstance(gate, ClampedSwiGLU) else 1.0, 0.0 if gate is None else gate.limit
     squared = activation == "relu2" and not has_gate
     there, per_row = out if bias is None else bias, pairs // len(x)
     if isinstance(matrices, Floats):

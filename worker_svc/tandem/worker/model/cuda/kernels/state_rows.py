@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 LINE = tl.constexpr(9)  # numbers of a work
-DELTA, MAMBA, KIMI = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+DELTA, MAMBA, KIMI, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NO_NORM, AFTER_GATE, BEFORE_GATE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _TOKENS, _BLOCK = 8, 128  # of a program
 _MOVED = 2048  # numbers that a warp moves at once
@@ -34,9 +34,10 @@ class FactorRule(NamedTuple):
     keys: tuple[int, int] = (0, 0)  # how many queries and keys of unit length a token has, and of how many numbers
     values: int = 0  # numbers of a head's value
     gate_by: float = 1.0  # of the delta rule's betas, or of what Mamba's dt is made of
-    least: float = 0.0
+    least: float = 0.0  # of dt, or, of Kimi's delta rule, of logarithms of decays if it is less than 0
     most: float = math.inf
     rows: int = 0  # of a head, with a decay each, as Kimi's delta rule has them; 0: a decay a head
+    constant: bool = False  # decays are exp(rate), and what is given counts whole; neither gates nor the bias are seen
 
     @property
     def numbers(self) -> int:
@@ -146,13 +147,16 @@ def _enter(
         old = (real & (token < replayed))[:, None] & known[None, :]
         new = (real & (token >= replayed))[:, None] & known[None, :]
         given = gates + ((row + token - replayed).to(tl.int64) * gates_stride)[:, None] + head[None, :]
-        gate = tl.load(given, mask=new, other=0.0).to(tl.float32)
+        gate = tl.load(given, mask=new, other=0.0).to(tl.float32) if RULE != CONSTANT else tl.where(new, 1.0, 0.0)
         by = tl.load(rate + head, mask=known, other=0.0)[None, :]
         shift = tl.load(bias + head, mask=known, other=0.0)[None, :]
         if RULE == DELTA:
             a = tl.load(given + HEADS, mask=new, other=0.0).to(tl.float32)
             decay = tl.exp(by * softplus(a + shift))
             other = gate_by / (1.0 + tl.exp(-gate))
+        elif RULE == CONSTANT:
+            other = gate
+            decay = tl.exp(by) * gate
         else:  # comparisons let a NaN stay what it is
             other = softplus(gate * gate_by + shift)
             other = tl.where(other < least, least, tl.where(other > most, most, other))
@@ -168,10 +172,11 @@ def _enter(
 @triton.jit(do_not_specialize=["count", "journal"])
 def _decays(
     gates, journals, rate, bias, room, works, tokens, count, gates_stride, journal,
-    CHANNELS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    least, CHANNELS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Fills the factors in lines of the room, of Kimi's delta rule. A program takes a head of some tokens: a decay of
-    each of its rows, and its beta; the gates have those of betas first."""
+    each of its rows, `LIMITED` with a least logarithm, and its beta; the gates have those of betas first."""
     place, real, token, slot, _, row, replayed = _tokens(tokens, works, count, T)
     head = tl.program_id(1)
     FACTORS: tl.constexpr = HEADS * (ROWS + 1)
@@ -185,7 +190,10 @@ def _decays(
     fresh, stored, inside = new[:, None] & known[None, :], old[:, None] & known[None, :], real[:, None] & known[None, :]
     a = tl.load(given[:, None] + HEADS + at, mask=fresh, other=0.0).to(tl.float32)
     shift = tl.load(bias + head * ROWS + of, mask=known, other=0.0)[None, :]
-    decay = tl.exp(tl.load(rate + head) * softplus(a + shift))
+    if LIMITED:
+        decay = tl.exp(least / (1.0 + tl.exp(tl.load(rate + head) * (a + shift))))
+    else:
+        decay = tl.exp(tl.load(rate + head) * softplus(a + shift))
     decay = tl.where(fresh, decay, tl.load(kept[:, None] + at, mask=stored, other=0.0))
     tl.store(there[:, None] + at, decay, mask=inside)
     b = tl.load(given + head, mask=new, other=0.0).to(tl.float32)
@@ -326,12 +334,13 @@ def enter(
         factors.rate, factors.bias, room, works, tokens, len(tokens), mixed.stride(0), gates.stride(0), kept[2],
         factors.least, factors.most, factors.gate_by, key**-0.5 if key else 1.0,
         channels, kernel, heads, triton.next_power_of_2(heads), units, unit, keys, key, factors.numbers,
-        _TOKENS, triton.next_power_of_2(max(unit, key)), filter_bias is not None, DELTA if keys else MAMBA,
+        _TOKENS, triton.next_power_of_2(max(unit, key)), filter_bias is not None,
+        CONSTANT if factors.constant else DELTA if keys else MAMBA,
     )  # fmt: skip
     if rows:
         _decays[(some, heads)](
             gates, kept[1], factors.rate, factors.bias, room, works, tokens, len(tokens), gates.stride(0), kept[2],
-            channels, heads, rows, triton.next_power_of_2(rows), _TOKENS,
+            factors.least, channels, heads, rows, triton.next_power_of_2(rows), _TOKENS, factors.least < 0,
         )  # fmt: skip
 
 
@@ -372,7 +381,7 @@ def keep(
 ) -> None:
     """Keeps what the slots need of a step, of `sizes` channels, kernel, factors."""
     channels, kernel, factors = sizes
-    rows = triton.next_power_of_2(kernel - 1 + journal)
+    rows = triton.next_power_of_2(max(1, kernel - 1 + journal))
     block = max(16, _MOVED // rows)
     blocks = triton.cdiv(channels, block)
     held = min(block, triton.next_power_of_2(max(1, factors)))

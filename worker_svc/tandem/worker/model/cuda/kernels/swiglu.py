@@ -1,5 +1,5 @@
 """`silu(gate) * up`, float32 inside, rounded once; gate and up lie side by side in a row. Products of experts end with
-the same, with gpt-oss's clamped gate, or with GELU in the place of silu."""
+the same, with gpt-oss's clamped gate or Step 3.5's limited one, or with GELU in the place of silu."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wa
 from tandem.worker.model.cuda.kernels.float8 import empty_float8, store_as_float8, warps_of_row
 
 _BLOCK = 1024
-SWIGLU, CLAMPED, GELU = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # 0: no gate
+SWIGLU, CLAMPED, GELU, LIMITED = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)  # 0: no gate
 
 
 @triton.jit
 def gated(gate, up, alpha, limit, GATE: tl.constexpr):
     """Computes `silu(gate) up`; GELU: `gelu_tanh(gate) up`; CLAMPED: `gate sigmoid(alpha gate) (up + 1)` of gate and up
-    within `limit`."""
+    within `limit`; LIMITED: `silu(gate) up`, each within `limit`."""
     if GATE == CLAMPED:  # comparisons let a NaN stay what it is
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
         return gate / (1.0 + tl.exp(-alpha * gate)) * up
+    elif GATE == LIMITED:
+        passed = gate / (1.0 + tl.exp(-gate))
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        return tl.where(passed > limit, limit, passed) * up
     elif GATE == GELU:  # see `feed_forward.py`
         doubled = gate * (1.0 + 0.044715 * gate * gate) * 1.5957691216057308
         return gate / (1.0 + tl.exp(-doubled)) * up
