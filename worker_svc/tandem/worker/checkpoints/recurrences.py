@@ -108,8 +108,36 @@ class DeltaNet:
         }
 
 
+class _HeadsAlike:
+    """What follows where each head has a query, a key and a value of one size, and a state of its own."""
+
+    __slots__ = ()
+    heads: int
+    head_dim: int
+
+    @property
+    def groups(self) -> int:
+        """Returns how many groups of heads there are, each with a query and a key."""
+        return self.heads
+
+    @property
+    def size(self) -> int:
+        """Returns how many numbers the rule gives of a token: those of the values, and of queries and keys."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Returns the numbers that the state sees of a token: queries, keys and values."""
+        return 3 * self.size
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Returns the shape of what is carried from token to token: heads, rows, columns."""
+        return self.heads, self.head_dim, self.head_dim
+
+
 @dataclass(frozen=True, slots=True)
-class KimiDelta:
+class KimiDelta(_HeadsAlike):
     """Layers with a gated delta rule whose decays are of channels of keys (`model/kimi_delta.py`)."""
 
     layers: tuple[int, ...]
@@ -125,26 +153,6 @@ class KimiDelta:
         require_size("kimi_delta.kernel", self.kernel, _MOST_KERNEL)
         if not (math.isfinite(self.least) and self.least <= 0):
             raise ConfigError("kimi_delta.least", f"must be at most 0, but is {self.least:g}")
-
-    @property
-    def groups(self) -> int:
-        """Returns how many groups of heads there are, each with a query and a key."""
-        return self.heads
-
-    @property
-    def size(self) -> int:
-        """Returns the channels of the values, and of queries and keys: how many numbers the rule gives of a token."""
-        return self.heads * self.head_dim
-
-    @property
-    def channels(self) -> int:
-        """Returns the channels that go through the convolution: queries, keys, values."""
-        return 3 * self.size
-
-    @property
-    def state(self) -> tuple[int, int, int]:
-        """Returns the shape of what is carried from token to token: heads, rows, columns."""
-        return self.heads, self.head_dim, self.head_dim
 
     @property
     def factors(self) -> int:
@@ -327,7 +335,7 @@ class Mamba:
 
 
 @dataclass(frozen=True, slots=True)
-class Lightning:
+class Lightning(_HeadsAlike):
     """Layers with lightning attention instead of attention (`model/lightning.py`)."""
 
     layers: tuple[int, ...]
@@ -351,26 +359,6 @@ class Lightning:
     def kernel(self) -> int:
         """Returns how many tokens the convolution sees: there is none."""
         return 1
-
-    @property
-    def groups(self) -> int:
-        """Returns how many groups of heads there are, each with a query and a key."""
-        return self.heads
-
-    @property
-    def size(self) -> int:
-        """Returns how many numbers the rule gives of a token."""
-        return self.heads * self.head_dim
-
-    @property
-    def channels(self) -> int:
-        """Returns the numbers that the state sees of a token: values, keys, queries."""
-        return 3 * self.size
-
-    @property
-    def state(self) -> tuple[int, int, int]:
-        """Returns the shape of what is carried from token to token: heads, rows, columns."""
-        return self.heads, self.head_dim, self.head_dim
 
     @property
     def factors(self) -> int:
