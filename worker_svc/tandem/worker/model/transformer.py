@@ -78,7 +78,7 @@ class Transformer(torch.nn.Module):
             streams = config.streams
             self.streams = Streams(config, streams, dtype) if streams is not None else None
             hyper = config.hyper
-            self.joins = None if hyper is None else HyperEnd(config, hyper, dtype, operations, device)
+            self.hyper = None if hyper is None else HyperEnd(config, hyper, dtype, operations, device)
             self.norm = stream_norm(config, operations, device)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
@@ -197,8 +197,8 @@ class Transformer(torch.nn.Module):
         are kept."""
         if self.streams is not None:
             x, delta = self.streams.end(x, delta), None
-        if self.joins is not None:
-            x, delta = self.joins(added(x, delta)), None
+        if self.hyper is not None:
+            x, delta = self.hyper(added(x, delta)), None
         normed = self.norm.after_adding(x, delta)
         if cache.hidden is None:
             return normed
@@ -253,8 +253,8 @@ class Transformer(torch.nn.Module):
             places |= of_norm("per_layer.norm", self.given.norm)
         if self.streams is not None:
             places |= self.streams.destinations()
-        if self.joins is not None:
-            places |= self.joins.destinations("hyper")
+        if self.hyper is not None:
+            places |= self.hyper.destinations("hyper")
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             for name, place in layer.destinations(self.config).items():
