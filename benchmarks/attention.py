@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.machine import add_output_flags, save
-from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations

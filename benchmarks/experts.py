@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.machine import add_output_flags, save
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.model_parts.experts import Experts
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.linear import Linear, PlainWeight, Weight, panels_for
 from tandem.worker.model.moe import MixtureOfExperts

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Float8Rows, to_float8
-from tandem.worker.checkpoints.layer_parts import Experts
-from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads, ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind, KVHeads
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping

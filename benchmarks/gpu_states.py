@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts import Scale, median_seconds
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.states import StateCache, StatePlan, StateShape, StateWork

@@ -19,8 +19,8 @@ import torch
 import transformers
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
-from tandem.worker.checkpoints.layer_parts import ConfigError
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
 from tandem.worker.convert.pieces import ConvertError
 from tandem.worker.convert.run import convert
 from tandem.worker.model.loading import load_transformer

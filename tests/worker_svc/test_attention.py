@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind, KVHeads
 from tandem.worker.model import attention
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu import native

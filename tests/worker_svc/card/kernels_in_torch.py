@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, scales, to_float8
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.model_parts.experts import Experts
 from tandem.worker.model.activations import gelu_tanh, sigmoid, silu
 from tandem.worker.model.attention import oldest_seen
 from tandem.worker.model.cuda.kernels import survey

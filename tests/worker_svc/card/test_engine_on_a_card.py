@@ -16,10 +16,13 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth, Streams
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.beside_stream import PerLayerInputs, Streams
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
+from tandem.worker.checkpoints.model_parts.indexer import Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.rope import QueryGrowth
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine, build_engine

@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 import torch
 
 from tandem.worker.checkpoints.heads import head_config
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import KeptNorms
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.stream import KeptNorms
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine
 from tandem.worker.engine.process.config import BuildError

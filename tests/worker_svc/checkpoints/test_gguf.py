@@ -19,9 +19,9 @@ from tandem.worker.checkpoints.gguf_config import rope_divisors
 from tandem.worker.checkpoints.gguf_further import Facts
 from tandem.worker.checkpoints.gguf_latents import glm_dsa
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import RopeScaling
+from tandem.worker.checkpoints.model_parts.indexer import Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling
 from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight

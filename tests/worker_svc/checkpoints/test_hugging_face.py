@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
-from tandem.worker.checkpoints.layer_parts import RopeScaling
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling
 from tests.worker_svc.model.llama_folders import random_llama
 
 WEIGHTS = "model.safetensors"

@@ -16,7 +16,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_hybrids import pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
 from tests.worker_svc.model.tiny_models import MODELS, loaded, saved
 from tests.worker_svc.model.tiny_settings import HYBRID, SHARED_EXPERT

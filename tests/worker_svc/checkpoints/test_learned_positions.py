@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
-from tandem.worker.checkpoints.layer_parts import ConfigError
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
 from tandem.worker.engine.process.build import BuildError, served_config
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.model.loading import load_transformer

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tandem.worker.checkpoints.layer_parts import ConfigError, RopeScaling
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling
 
 GOOD = ModelConfig(
     architecture="llama",

@@ -16,8 +16,8 @@ import torch
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.model_parts.recurrences import Mamba
 from tandem.worker.checkpoints.places import places_with_latents
-from tandem.worker.checkpoints.recurrences import Mamba
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.published_states import PUBLISHED
 from tests.worker_svc.model.tiny_lists import GRANTED

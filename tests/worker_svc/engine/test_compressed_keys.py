@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints import CheckpointError, open_head
-from tandem.worker.checkpoints.layer_parts import ConfigError
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.process.device import require_kv_format

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.pages import PageTable

@@ -13,7 +13,8 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import FLOAT8, Quantization, to_float8
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, LimitedSwiGLU
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU, LimitedSwiGLU
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.cpu.wide_panels import WidePanels

@@ -11,7 +11,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind, KVHeads
 from tandem.worker.model.attention import AttentionPlan, Scores, Segment
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.heads import CompiledHeads

@@ -14,18 +14,15 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import (
-    Activation,
-    ClampedSwiGLU,
-    Experts,
-    KeptNorms,
-    PerLayerInputs,
-    QueryGrowth,
-)
-from tandem.worker.checkpoints.model_config import KVHeads
-from tandem.worker.checkpoints.recurrences import DeltaNet, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.beside_stream import PerLayerInputs
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
+from tandem.worker.checkpoints.model_parts.indexer import Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.mlp import Activation, ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.rope import QueryGrowth
+from tandem.worker.checkpoints.model_parts.stream import KeptNorms
 from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native, stack
 from tandem.worker.model.cpu.native.library import calls

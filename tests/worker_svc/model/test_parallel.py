@@ -9,11 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import ConfigError, Experts, PerLayerInputs, Streams
-from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, Recurrence, ShortConvolution
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.beside_stream import PerLayerInputs, Streams
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
+from tandem.worker.checkpoints.model_parts.indexer import Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
+from tandem.worker.checkpoints.model_parts.recurrences import (
+    DeltaNet,
+    KimiDelta,
+    Lightning,
+    Mamba,
+    Recurrence,
+    ShortConvolution,
+)
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.model.parallel import Ranks

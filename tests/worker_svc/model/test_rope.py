@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from tandem.worker.checkpoints.layer_parts import RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling, yarn_attention_factor
 from tandem.worker.model.rope import RotaryTable, frequencies, rotate
 
 YARN = RopeScaling("yarn", 4.0, original_context_length=32768, attention_factor=yarn_attention_factor(4.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from tandem.worker.checkpoints.checkpoint import CheckpointError
-from tandem.worker.checkpoints.layer_parts import ConfigError
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
 
 MAX_JSON_BYTES = 64 << 20  # the index of a model with a thousand shards has a few
 

@@ -20,7 +20,8 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
 from tandem.worker.checkpoints.gguf_latents import INDEX_NAMES, deepseek32, glm_dsa, latents, mistral4, with_one_head
 from tandem.worker.checkpoints.gguf_latents import LAYER_NAMES as LATENT_NAMES
-from tandem.worker.checkpoints.layer_parts import LFM2_SUM_OFFSET, ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.experts import LFM2_SUM_OFFSET
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
 
 LAYER_NAMES = {
     "attention.norm": "attn_norm.weight",

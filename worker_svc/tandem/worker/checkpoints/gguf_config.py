@@ -25,8 +25,10 @@ from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, known_keys
 from tandem.worker.checkpoints.gguf_further import Facts, unfolded
 from tandem.worker.checkpoints.gguf_parts import GgufFiles
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.layer_parts import LIMITS, Experts, RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling, yarn_attention_factor
 
 ROPE_DIVISORS = "rope_freqs.weight"
 LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")

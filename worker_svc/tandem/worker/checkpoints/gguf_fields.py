@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, rules
-from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
+from tandem.worker.checkpoints.model_parts.mlp import XIELU_CONSTANTS
 
 # `quantize.` and `mradermacher.`: how the file was made, and by whom.
 NEUTRAL_FAMILIES = ("general.", "tokenizer.", "split.", "quantize.", "mradermacher.")

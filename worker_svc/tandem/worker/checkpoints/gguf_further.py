@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import (
-    PerLayerInputs,
-    QueryGrowth,
-    RopeScaling,
-    yarn_attention_factor,
-)
-from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.beside_stream import PerLayerInputs
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_parts.rope import QueryGrowth, RopeScaling, yarn_attention_factor
 
 DELTA_NET_KEYS = {
     "delta_net.key_heads": "ssm.group_count",

@@ -9,8 +9,9 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.gguf_further import Facts, of_layer, per_layer_inputs
-from tandem.worker.checkpoints.layer_parts import Streams, usual_sparsity
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.beside_stream import Streams
+from tandem.worker.checkpoints.model_parts.feed_forward import usual_sparsity
 
 LAYER_NAMES = {
     "per_layer.gate": "inp_gate.weight",

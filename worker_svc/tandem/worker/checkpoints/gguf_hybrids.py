@@ -20,7 +20,7 @@ from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
 from tandem.worker.checkpoints.hugging_face_hybrids import rows_by_key_head
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
 from tandem.worker.checkpoints.row_order import halves_order
 
 LAYER_NAMES = {

@@ -16,7 +16,7 @@ from tandem.worker.checkpoints.gguf_hybrids import GgufPiece
 from tandem.worker.checkpoints.gguf_latents import latents, with_one_head
 from tandem.worker.checkpoints.gguf_states import without_keys
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import KimiDelta
+from tandem.worker.checkpoints.model_parts.recurrences import KimiDelta
 
 HEADS = "attention.head_count_kv"
 KEYS = {

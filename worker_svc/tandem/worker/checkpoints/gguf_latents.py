@@ -16,10 +16,11 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.gguf_further import Facts
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import Experts, QueryGrowth, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.indexer import Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.rope import QueryGrowth, yarn_attention_factor
 
 LAYER_NAMES = {
     "attention.query_latent": "attn_q_a.weight",

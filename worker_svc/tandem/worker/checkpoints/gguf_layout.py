@@ -27,8 +27,8 @@ from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
 from tandem.worker.checkpoints.gguf_minimax import lightning_pieces
 from tandem.worker.checkpoints.gguf_states import mamba_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.recurrences import KimiDelta, Lightning, Mamba
 from tandem.worker.checkpoints.places import Place, places_of, places_with_latents
-from tandem.worker.checkpoints.recurrences import KimiDelta, Lightning, Mamba
 from tandem.worker.checkpoints.row_order import heads_order, index_order, latents_order
 
 

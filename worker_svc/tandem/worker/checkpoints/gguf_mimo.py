@@ -8,7 +8,8 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_further import Facts, heads_without_window, unfolded
-from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 
 _VALUE = "attention.value_length"
 

@@ -10,9 +10,9 @@ from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.gguf_further import Facts
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece
 from tandem.worker.checkpoints.hugging_face_minimax import rows_by_head
-from tandem.worker.checkpoints.layer_parts import KeptNorms
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Lightning
+from tandem.worker.checkpoints.model_parts.recurrences import Lightning
+from tandem.worker.checkpoints.model_parts.stream import KeptNorms
 
 LISTED, EVERY, SCALE = "attention.recurrent_layers", "full_attention_interval", "residual_scale"
 LAYER_NAMES = {

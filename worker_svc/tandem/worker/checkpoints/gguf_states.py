@@ -24,7 +24,7 @@ from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.gguf_further import Facts
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.recurrences import Mamba, ShortConvolution
 
 _INPUTS = "ssm_in.weight"
 MAMBA_NAMES = {

@@ -22,16 +22,11 @@ from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.hugging_face_latents import read_latents, score_multiplier
 from tandem.worker.checkpoints.hugging_face_wrappers import WRAPPERS
 from tandem.worker.checkpoints.known_fields import USED, check_fields
-from tandem.worker.checkpoints.layer_parts import (
-    LIMITS,
-    Activation,
-    ClampedSwiGLU,
-    Experts,
-    QueryGrowth,
-    RopeScaling,
-    yarn_attention_factor,
-)
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
+from tandem.worker.checkpoints.model_parts.mlp import Activation, ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.rope import QueryGrowth, RopeScaling, yarn_attention_factor
 
 KEYS = {
     "num_layers": "num_hidden_layers",

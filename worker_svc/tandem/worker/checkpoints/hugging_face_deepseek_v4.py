@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.worker.checkpoints.compression import Compression, LayerKind
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_fields import ROPE
-from tandem.worker.checkpoints.hyper_connections import HyperConnections
 from tandem.worker.checkpoints.known_fields import USED, check_fields
-from tandem.worker.checkpoints.layer_parts import LIMITS
+from tandem.worker.checkpoints.model_parts.compression import Compression, LayerKind
+from tandem.worker.checkpoints.model_parts.hyper_connections import HyperConnections
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
 
 KEYS = {
     "compression.kinds": "layer_types",

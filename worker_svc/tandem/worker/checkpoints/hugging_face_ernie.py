@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.model_parts.experts import Experts
 
 _KEYS = {
     "experts.count": "moe_num_experts",

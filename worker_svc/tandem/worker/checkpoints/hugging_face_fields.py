@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, rules
-from tandem.worker.checkpoints.layer_parts import Activation
+from tandem.worker.checkpoints.model_parts.mlp import Activation
 
 # What generation starts from. Of these, a server's requests state the lengths; beams and assistants are other ways of
 # decoding, which a request does not have.

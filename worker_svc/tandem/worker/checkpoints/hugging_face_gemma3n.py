@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import LIMITS, PerLayerInputs, Streams, usual_sparsity
+from tandem.worker.checkpoints.model_parts.beside_stream import PerLayerInputs, Streams
+from tandem.worker.checkpoints.model_parts.feed_forward import usual_sparsity
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
 
 STREAM_KEYS = {
     "streams.count": "altup_num_inputs",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import Experts, PerLayerInputs
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.beside_stream import PerLayerInputs
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 
 _EXPERT_KEYS = {
     "experts.count": "num_experts",

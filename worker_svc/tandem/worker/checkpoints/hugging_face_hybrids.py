@@ -20,9 +20,10 @@ from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture
 from tandem.worker.checkpoints.hugging_face_delta_net import KEYS as DELTA_NET_KEYS
 from tandem.worker.checkpoints.hugging_face_minimax import rows_by_head
-from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, Lightning, Mamba
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, Lightning, Mamba
 from tandem.worker.checkpoints.row_order import halves_order
 
 KEYS = DELTA_NET_KEYS | {

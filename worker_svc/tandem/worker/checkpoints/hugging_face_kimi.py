@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.known_fields import USED, check_fields, rules
-from tandem.worker.checkpoints.recurrences import KimiDelta
+from tandem.worker.checkpoints.model_parts.recurrences import KimiDelta
 
 KEYS = {
     "kimi_delta.heads": "linear_num_heads",

@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_kinds import FULL, KINDS, WINDOWED, query_heads, windows_part, with_parts
-from tandem.worker.checkpoints.layer_parts import LIMITS
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
 
 _USUAL = {
     FULL: {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},

@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import yarn_attention_factor
+from tandem.worker.checkpoints.model_parts.indexer import Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.rope import yarn_attention_factor
 
 KEYS = {
     "latents.rank": "kv_lora_rank",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.layer_parts import LIMITS
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
 
 _OF_GPT_2 = {
     "n_embd": "hidden_size",

@@ -7,8 +7,9 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build, shown
 from tandem.worker.checkpoints.hugging_face_gemma4 import turning
-from tandem.worker.checkpoints.layer_parts import LFM2_SUM_OFFSET, LIMITS, Experts
-from tandem.worker.checkpoints.recurrences import ShortConvolution
+from tandem.worker.checkpoints.model_parts.experts import LFM2_SUM_OFFSET, Experts
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
+from tandem.worker.checkpoints.model_parts.recurrences import ShortConvolution
 
 KEYS = {"short_convolution.kernel": "conv_L_cache"}
 _EXPERT_KEYS = {

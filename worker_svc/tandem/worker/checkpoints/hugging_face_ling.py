@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.recurrences import KimiDelta
+from tandem.worker.checkpoints.model_parts.recurrences import KimiDelta
 
 KEYS = {
     "kimi_delta.heads": "linear_num_heads",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import Experts, QueryGrowth
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.rope import QueryGrowth
 
 _EXPERT_KEYS = {
     "experts.count": "num_local_experts",

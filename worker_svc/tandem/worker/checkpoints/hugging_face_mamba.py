@@ -12,8 +12,9 @@ import math
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import LIMITS, Experts
-from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
+from tandem.worker.checkpoints.model_parts.recurrences import Mamba
 
 _KEYS = {
     "mamba.heads": "mamba_n_heads",

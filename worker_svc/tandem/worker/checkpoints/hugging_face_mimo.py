@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 
 _KINDS = ("sliding_attention", "full_attention")
 _PARTS = ("dense", "sparse")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.layer_parts import KeptNorms
-from tandem.worker.checkpoints.recurrences import Lightning
+from tandem.worker.checkpoints.model_parts.recurrences import Lightning
+from tandem.worker.checkpoints.model_parts.stream import KeptNorms
 
 _KINDS = ("linear_attention", "full_attention")  # as published files count them
 _PARTS = {"attention": "full_attn", "state": "linear_attn", "feed_forward": "mlp"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_delta_net import KEYS
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
 
 _STATE, _ATTENTION = _KINDS = ("linear_attention", "full_attention")
 _GATE_EPS = 1e-5  # whatever the other norms have, and no file says it

@@ -18,7 +18,7 @@ from tandem.worker.checkpoints.hugging_face_kinds import (
     windows_part,
     with_parts,
 )
-from tandem.worker.checkpoints.layer_parts import LIMITS
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
 
 _THETA, _FIRST_WITH_EXPERTS = 10000.0, 3  # unless said
 # Other names of one number, and ours.

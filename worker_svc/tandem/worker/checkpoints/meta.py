@@ -37,8 +37,9 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, check_fields, rules
-from tandem.worker.checkpoints.layer_parts import LIMITS, RopeScaling
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.limits import LIMITS
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.special_ids import read_special_ids

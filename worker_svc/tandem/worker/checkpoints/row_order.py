@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.latents import Latents
 
 _ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 

@@ -15,8 +15,9 @@ from tandem.worker.checkpoints.hugging_face_deepseek_v4 import CHOICES, LAYER_TY
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.hugging_face_gemma3n import STREAM_KEYS
 from tandem.worker.checkpoints.known_fields import USED, Only
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling, yarn_attention_factor
 from tandem.worker.convert.comparison import difference
 from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 
 _INFINITE = {"__float__": "Infinity"}  # which JSON has not, as transformers writes it
 

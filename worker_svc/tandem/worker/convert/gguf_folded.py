@@ -15,9 +15,9 @@ import torch
 
 from tandem.worker.checkpoints.gguf_architectures import GgufArchitecture
 from tandem.worker.checkpoints.gguf_config import known_divisors, rope_divisors
-from tandem.worker.checkpoints.layer_parts import RopeScaling
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.checkpoints.model_parts.recurrences import Mamba
+from tandem.worker.checkpoints.model_parts.rope import RopeScaling
 
 _UNTURNED = 1e30  # what llama.cpp's converter divides a frequency by of which nothing is to be left
 _FALCON = "falcon_h1"

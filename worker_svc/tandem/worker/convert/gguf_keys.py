@@ -19,9 +19,10 @@ from tandem.worker.checkpoints.gguf_gemma3n import SPARSITY, deviations
 from tandem.worker.checkpoints.gguf_latents import INDEX_KEYS
 from tandem.worker.checkpoints.gguf_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.gguf_states import MAMBA_KEYS
-from tandem.worker.checkpoints.layer_parts import Experts, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.rope import yarn_attention_factor
 
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama.cpp's numbers
 # Of which another key, or a tensor, says the same in another way.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Activation
+from tandem.worker.checkpoints.model_parts.mlp import Activation
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:

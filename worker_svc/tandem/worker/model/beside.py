@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.experts import Experts
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.norms import RMSNorm
 from tandem.worker.model.operations import Operations

@@ -1,5 +1,5 @@
-"""A layer of several streams whose attention is to a window and to entries before it (`checkpoints/compression.py`,
-`checkpoints/hyper_connections.py`)."""
+"""A layer of several streams whose attention is to a window and to entries before it (`model_parts/compression.py`,
+`model_parts/hyper_connections.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention to a window and to entries before it (`checkpoints/compression.py`).
+"""Attention to a window and to entries before it (`model_parts/compression.py`).
 
 What a token looks at is copied, entries before the tokens of its window and each in the order of their positions, into
 pages of its own, over which it attends as a decode does. Those pages hold nothing else, so that an answer's bits depend
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import ROW_MULTIPLE, Plan, Scores, Segment
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts

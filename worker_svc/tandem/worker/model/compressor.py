@@ -1,4 +1,4 @@
-"""Makes entries of tokens that follow each other (`checkpoints/compression.py`), and rotates the last numbers of heads.
+"""Makes entries of tokens that follow each other (`model_parts/compression.py`), and rotates the last numbers of heads.
 
 An entry is made of what its tokens' pages keep, whatever step has stored it, so that it is the same in any chunking.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.worker.checkpoints.compression import Compression
+from tandem.worker.checkpoints.model_parts.compression import Compression
 from tandem.worker.model.attention import tree_sum
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.linear import Linear

@@ -22,7 +22,7 @@ from itertools import accumulate
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
 from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.mixer import Constants, Filled, Mixer

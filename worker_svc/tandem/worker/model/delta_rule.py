@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
 from tandem.worker.model.recurrence import silu
 
 

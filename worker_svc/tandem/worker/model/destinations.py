@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
+from tandem.worker.checkpoints.model_parts.mlp import XIELU_CONSTANTS
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.mixer import Constants, Mixer

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS, Activation, ClampedSwiGLU, LimitedSwiGLU
+from tandem.worker.checkpoints.model_parts.mlp import XIELU_CONSTANTS, Activation, ClampedSwiGLU, LimitedSwiGLU
 from tandem.worker.model.activations import ACTIVATIONS, xielu
 from tandem.worker.model.linear import Bias, Linear, Rows
 from tandem.worker.model.norms import row_sums

@@ -1,4 +1,4 @@
-"""Several streams that layers add to in the place of one (`checkpoints/hyper_connections.py`): what a part is given of
+"""Several streams that layers add to in the place of one (`model_parts/hyper_connections.py`): what a part is given of
 them, and how what comes out of it is added. Streams lie beside each other, `[N, count * hidden]`.
 
 Sums over the streams are written out, so that their bits do not depend on the number of rows.
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.worker.checkpoints.hyper_connections import HyperConnections
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.hyper_connections import HyperConnections
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.destinations import Destination
 from tandem.worker.model.linear import Router

@@ -1,4 +1,4 @@
-"""What of a layer chooses the tokens that it looks at (`checkpoints/indexer.py`)."""
+"""What of a layer chooses the tokens that it looks at (`model_parts/indexer.py`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.worker.checkpoints.indexer import INDEX_NORM_EPS, Indexer
-from tandem.worker.checkpoints.latents import Latents
+from tandem.worker.checkpoints.model_parts.indexer import INDEX_NORM_EPS, Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
 from tandem.worker.model.cpu.layer_parts import Choosing
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.kv_cache import KVCache

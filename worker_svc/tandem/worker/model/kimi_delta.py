@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import KimiDelta
+from tandem.worker.checkpoints.model_parts.recurrences import KimiDelta
 from tandem.worker.model.kimi_delta_rule import KimiDeltaRule
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.mixer import Constants, Filled, Mixer

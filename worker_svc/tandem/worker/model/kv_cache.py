@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints import memory
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 from tandem.worker.model.kv_formats import KVFormat, Parts, Plain
 
 # Bytes of pages that take as long to gather as a call of torch takes.

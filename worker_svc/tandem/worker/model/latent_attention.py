@@ -1,4 +1,4 @@
-"""Attention over latents (`checkpoints/latents.py`): what stands around the attention itself, which looks at one vector
+"""Attention over latents (`model_parts/latents.py`): what stands around the attention itself, which looks at one vector
 a token that is its key and, but for the last numbers, its value."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.worker.checkpoints.latents import NORM_EPS, Latents
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.latents import NORM_EPS, Latents
 from tandem.worker.model.linear import Bias, HeadLinear, Linear, Rows
 from tandem.worker.model.norms import RMSNorm
 from tandem.worker.model.operations import Operations

@@ -17,7 +17,9 @@ from itertools import accumulate
 
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
+from tandem.worker.checkpoints.model_parts.positions import Rope
 from tandem.worker.model.attention import Plan, Scores
 from tandem.worker.model.beside import ExpertsBeside
 from tandem.worker.model.cpu.experts import CompiledExperts, Routing

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from tandem.worker.checkpoints.latents import NORM_EPS
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Lightning, Mamba
+from tandem.worker.checkpoints.model_parts.latents import NORM_EPS
+from tandem.worker.checkpoints.model_parts.recurrences import Lightning, Mamba
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.compressed_layer import CompressedLayer
 from tandem.worker.model.cpu.heads import CompiledHeads

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Lightning
+from tandem.worker.checkpoints.model_parts.recurrences import Lightning
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.mixer import Constants, Filled, Mixer
 from tandem.worker.model.recurrence import silu

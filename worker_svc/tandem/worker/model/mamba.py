@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Mamba
+from tandem.worker.checkpoints.model_parts.recurrences import Mamba
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.mixer import Constants, Filled, Mixer

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import Recurrence
+from tandem.worker.checkpoints.model_parts.recurrences import Recurrence
 from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.recurrence import Rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, Recurrence
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, Recurrence
 from tandem.worker.model.delta_net import DeltaNetMixer
 from tandem.worker.model.kimi_delta import KimiDeltaMixer
 from tandem.worker.model.lightning import LightningMixer

@@ -31,7 +31,7 @@ from functools import partial
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.model_parts.experts import Experts
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.linear import Bias, Linear, Router

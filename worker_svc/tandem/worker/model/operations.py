@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
-from tandem.worker.checkpoints.layer_parts import Activation, Experts
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
+from tandem.worker.checkpoints.model_parts.mlp import Activation
 from tandem.worker.model.activations import ACTIVATIONS, gelu_tanh, sigmoid, softplus
 from tandem.worker.model.attention import AttentionPlan, Plan, Segment
 from tandem.worker.model.compressed_plan import CompressedPlan
@@ -136,7 +137,7 @@ class Operations(Protocol):
         layer: int,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        """Stores latents (`checkpoints/latents.py`) and returns the queries `[N, heads, size]` that look at them.
+        """Stores latents (`model_parts/latents.py`) and returns the queries `[N, heads, size]` that look at them.
 
         latent: `[N, size]`, of which the first `rank` are normed by a weight `[rank]` and an epsilon, and the others
             rotated.

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.layer_parts import ConfigError
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
 
 _STATES = ("delta_net", "kimi_delta", "mamba", "lightning", "short_convolution")
 _BY_COLUMNS = ("attention.output", "down", *(f"{state}.output" for state in _STATES))

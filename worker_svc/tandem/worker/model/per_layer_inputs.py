@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import PerLayerInputs
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.beside_stream import PerLayerInputs
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.norms import RMSNorm
 from tandem.worker.model.operations import Operations

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from tandem.worker.checkpoints.recurrences import Recurrence
+from tandem.worker.checkpoints.model_parts.recurrences import Recurrence
 from tandem.worker.model.states import StatePlan
 
 

@@ -15,8 +15,9 @@ from typing import TypeAlias
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import QueryGrowth, RopeScaling
-from tandem.worker.checkpoints.model_config import ModelConfig, Rope
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.positions import Rope
+from tandem.worker.checkpoints.model_parts.rope import QueryGrowth, RopeScaling
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.native import layers
 

@@ -1,4 +1,4 @@
-"""Attention of each token to some of those before it, which an indexer chooses (`checkpoints/indexer.py`).
+"""Attention of each token to some of those before it, which an indexer chooses (`model_parts/indexer.py`).
 
 The first tokens of a sequence see all, and are computed as elsewhere. Each later one sees the same number of tokens:
 what is stored of these is copied, in the order of their positions, into pages of its own, over which it attends as a
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import ROW_MULTIPLE, Plan, Scores, Segment, tree_sum
 from tandem.worker.model.kv_cache import KVCache, TileReader
 from tandem.worker.model.kv_formats import Parts

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.worker.checkpoints.recurrences import Recurrence
+from tandem.worker.checkpoints.model_parts.recurrences import Recurrence
 
 STATELESS = -1  # the slot of work that begins with nothing and leaves nothing
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.worker.checkpoints import layer_parts
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts import beside_stream
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.linear import Bias, Linear, Router
 from tandem.worker.model.mixer import Constants
@@ -35,7 +35,7 @@ _LEAST_SQUARE = 1e-5  # of the mean of squares that a stream is divided by
 class Streams(torch.nn.Module):
     """Makes all streams of the first one, and one of all."""
 
-    def __init__(self, config: ModelConfig, streams: layer_parts.Streams, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, streams: beside_stream.Streams, dtype: torch.dtype) -> None:
         super().__init__()
         width, others = config.hidden_size, streams.count - 1
         self.into = torch.nn.ModuleList(Linear(width, width, dtype) for _ in range(others))
@@ -68,7 +68,7 @@ class AltUp(torch.nn.Module):
     """Predicts all streams before a layer, and corrects them behind it."""
 
     def __init__(
-        self, config: ModelConfig, streams: layer_parts.Streams, dtype: torch.dtype, operations: Operations
+        self, config: ModelConfig, streams: beside_stream.Streams, dtype: torch.dtype, operations: Operations
     ) -> None:
         super().__init__()
         width, count = config.hidden_size, streams.count
@@ -122,7 +122,7 @@ class Laurel(torch.nn.Module):
     __call__: Callable[..., torch.Tensor]
 
     def __init__(
-        self, config: ModelConfig, streams: layer_parts.Streams, dtype: torch.dtype, operations: Operations
+        self, config: ModelConfig, streams: beside_stream.Streams, dtype: torch.dtype, operations: Operations
     ) -> None:
         super().__init__()
         self.left = Linear(config.hidden_size, streams.laurel_rank, dtype)

@@ -11,7 +11,8 @@ from functools import cached_property
 
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan, soft_cap_
 from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.cpu.ending import CompiledEnding

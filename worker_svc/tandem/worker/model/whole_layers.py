@@ -4,7 +4,7 @@ that are no multiples of a register's and matrices without a compiled product ma
 from __future__ import annotations
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import KimiDelta
+from tandem.worker.checkpoints.model_parts.recurrences import KimiDelta
 
 
 def not_compiled(config: ModelConfig, layer: int) -> str:

@@ -32,9 +32,10 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
-from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind, KVHeads
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.kernels.changes import add_at
 from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of

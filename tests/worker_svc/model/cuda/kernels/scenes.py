@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache

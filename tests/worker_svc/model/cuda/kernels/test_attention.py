@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.cuda.kernels.paged_attention import matrix_rows
 from tandem.worker.model.cuda.operations import FLOAT32_ROWS, KernelPlan, PagedLaunch, TritonOperations
 from tandem.worker.model.kv_formats import FEW_BITS, Int4, Int6, Int8, KVFormat, Plain

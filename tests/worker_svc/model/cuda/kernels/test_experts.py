@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, Float8Rows, Grouped, Quantization, to_float8
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, LimitedSwiGLU
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU, LimitedSwiGLU
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import experts as cuda_experts
 from tandem.worker.model.cuda.kernels.experts import arrange, most_blocks, route

@@ -14,7 +14,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.heads import JoinedHeads
 from tandem.worker.model.cuda.operations import TritonOperations

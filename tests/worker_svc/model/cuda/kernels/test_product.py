@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import to_float8
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 from tandem.worker.model import row_invariance
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import products as cuda_products

@@ -10,7 +10,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 from tandem.worker.model.cuda import quantized as cuda_quantized
 from tandem.worker.model.cuda.kernels import quantized, words
 from tandem.worker.model.cuda.kernels.swiglu import swiglu

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.checkpoints.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
+from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet, KimiDelta, Lightning, Mamba, ShortConvolution
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import recurrences

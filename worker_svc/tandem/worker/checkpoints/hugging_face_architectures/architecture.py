@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
 
 LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",

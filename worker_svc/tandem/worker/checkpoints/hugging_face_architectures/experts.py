@@ -25,7 +25,7 @@ from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 from tandem.worker.checkpoints.hugging_face_mimo import mimo, with_one_share
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_moe
 from tandem.worker.checkpoints.hugging_face_step import step, with_one_spelling
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
 
 _ERNIE_MOE_NAMES = GLM4_MOE_NAMES | {"router_bias": "mlp.moe_statics.e_score_correction_bias"}
 _HUNYUAN_MOE_NAMES = HUNYUAN_NAMES | {

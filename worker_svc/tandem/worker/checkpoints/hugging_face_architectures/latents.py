@@ -17,7 +17,7 @@ from tandem.worker.checkpoints.hugging_face_latents import (
     without_head_dim,
 )
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_mla
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
 
 _LATENT_NAMES = GLM4_MOE_NAMES | LATENT_NAMES
 _INDEXED_NAMES = _LATENT_NAMES | {

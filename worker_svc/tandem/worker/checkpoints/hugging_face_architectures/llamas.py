@@ -15,7 +15,7 @@ from tandem.worker.checkpoints.hugging_face_exaone import with_pattern, with_usu
 from tandem.worker.checkpoints.hugging_face_hunyuan import with_theta
 from tandem.worker.checkpoints.hugging_face_hyperclovax import hyperclovax
 from tandem.worker.checkpoints.hugging_face_internlm3 import with_biases_everywhere
-from tandem.worker.checkpoints.layer_parts import XIELU_CONSTANTS
+from tandem.worker.checkpoints.model_parts.mlp import XIELU_CONSTANTS
 
 _APERTUS_NAMES = LAYER_NAMES | {
     "attention.norm": "attention_layernorm.weight",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints import CheckpointError
-from tandem.worker.checkpoints.layer_parts import ConfigError
+from tandem.worker.checkpoints.model_parts.limits import ConfigError
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process.build import BuiltEngine, build_engine

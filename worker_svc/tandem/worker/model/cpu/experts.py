@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
 from tandem.worker.model.activations import sigmoid
 from tandem.worker.model.cpu.matrices import ALIKE, Matrix, matrices_of
 from tandem.worker.model.cpu.native import layers

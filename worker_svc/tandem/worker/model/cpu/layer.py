@@ -13,8 +13,9 @@ from typing import TypeAlias
 import torch
 
 from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS
-from tandem.worker.checkpoints.latents import NORM_EPS
-from tandem.worker.checkpoints.model_config import AttentionKind, Rope
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
+from tandem.worker.checkpoints.model_parts.latents import NORM_EPS
+from tandem.worker.checkpoints.model_parts.positions import Rope
 from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.layer_parts import (
     NORMS,

@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from tandem.worker.checkpoints.indexer import Indexer
-from tandem.worker.checkpoints.latents import Latents
-from tandem.worker.checkpoints.layer_parts import Activation
+from tandem.worker.checkpoints.model_parts.indexer import Indexer
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.mlp import Activation
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.experts import CompiledExperts, Routing
 from tandem.worker.model.cpu.heads import CompiledHeads

@@ -12,8 +12,9 @@ from functools import partial
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Activation, Experts
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
+from tandem.worker.checkpoints.model_parts.mlp import Activation
 from tandem.worker.model.attention import Plan, Scores, Segment
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.experts import CompiledExperts

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.kv_cache import KVCache

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind, Rope
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
+from tandem.worker.checkpoints.model_parts.positions import Rope
 from tandem.worker.model.attention import Plan
 from tandem.worker.model.cpu.ending import CompiledEnding
 from tandem.worker.model.cpu.layer import MOST_ROWS, Alike, CompiledLayer, CompiledStep, LayerKind

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
 from tandem.worker.model.cuda.kernels.expert_products import Floats, Integers, Matrices, expert_product
 from tandem.worker.model.cuda.kernels.experts import arrange, route, weigh
 from tandem.worker.model.cuda.kernels.product import Tile

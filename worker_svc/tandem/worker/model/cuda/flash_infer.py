@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan, Segment
 from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials, matrix_rows
 from tandem.worker.model.cuda.kernels.selection import Rows

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization
-from tandem.worker.checkpoints.layer_parts import Activation, Experts
-from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
+from tandem.worker.checkpoints.model_parts.experts import Experts
+from tandem.worker.checkpoints.model_parts.heads import AttentionKind, KVHeads
+from tandem.worker.checkpoints.model_parts.mlp import Activation
 from tandem.worker.model.attention import Plan, Scores, Segment
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.worker.checkpoints.layer_parts import Activation
+from tandem.worker.checkpoints.model_parts.mlp import Activation
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.kv_cache import KeyChannels, KVCache

@@ -92,7 +92,7 @@ int tandem_choose(const Choice *c, const Scored *by, int threads);
 // What logits become: the softmax of all, sigmoids, or SparseMixer's shares (`moe.py`).
 enum { BY_SOFTMAX = 0, BY_SIGMOID = 1, BY_MIXER = 2 };
 
-// How a row's experts are chosen (`layer_parts.Experts`).
+// How a row's experts are chosen (`model_parts/experts.py`).
 typedef struct {
     const float *bias, *weights;  // [count] of who is chosen, and what each one's share is multiplied by; or 0
     int64_t count, per_row, groups, groups_per_row, best_of_group;

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from tandem.worker.checkpoints.grouped import E8M0
-from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU, LimitedSwiGLU
+from tandem.worker.checkpoints.model_parts.mlp import Activation, ClampedSwiGLU, LimitedSwiGLU
 from tandem.worker.model.cuda.kernels.experts import Arrangement
 from tandem.worker.model.cuda.kernels.product import Tile
 from tandem.worker.model.cuda.kernels.quantized import of_group

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.model_parts.experts import Experts
 
 _BLOCK = 1024  # numbers that a program looks at at once
 SOFTMAX, SIGMOID, MIXER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)

@@ -1,4 +1,4 @@
-"""What stands around attention over latents (`checkpoints/latents.py`), in one pass over the projections' output:
+"""What stands around attention over latents (`model_parts/latents.py`), in one pass over the projections' output:
 
     c      <- c / sqrt(mean(c^2) + eps) weight      rounded to the dtype
     r, q'  <- x cos + roll(x, half) signed_sin      the part of all keys, and of each head's query, that is rotated

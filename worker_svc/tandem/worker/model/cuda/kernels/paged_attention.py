@@ -10,7 +10,7 @@ Whoever stores the last one of a block merges them all, in their order: who that
 sequences has another list, and the same launch: it can be recorded in a CUDA graph.
 
 The queries of the heads that share a kv head are the rows of one matrix: row r is query r // GROUP, head r % GROUP.
-All heads share a latent (`checkpoints/latents.py`); there, GROUP of them are a matrix, and the program that has them
+All heads share a latent (`model_parts/latents.py`); there, GROUP of them are a matrix, and the program that has them
 does not know of the others.
 With one compiled kernel for every step (the same `Q`), a query also has the same bits as a decode, in a prefill and
 while drafts are verified.

@@ -1,4 +1,4 @@
-"""Which tokens an indexer chooses (`checkpoints/indexer.py`): those of the highest scores, of equal ones the first.
+"""Which tokens an indexer chooses (`model_parts/indexer.py`): those of the highest scores, of equal ones the first.
 
     score = sum over heads h of weight_h max(q_h . k, 0)
 

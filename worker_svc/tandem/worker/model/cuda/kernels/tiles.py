@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.worker.checkpoints.model_config import KVHeads
+from tandem.worker.checkpoints.model_parts.heads import KVHeads
 from tandem.worker.model.cuda.kernels.card import Card
 from tandem.worker.model.kv_formats import KVFormat, Parts, int4_group
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.worker.checkpoints.layer_parts import LIMITS, ConfigError, require_size
+from tandem.worker.checkpoints.model_parts.limits import LIMITS, ConfigError, require_size
 
 NORM_EPS = 1e-6  # of the norms of latents, whatever a model says of its others
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tandem.worker.checkpoints.layer_parts import LIMITS, ConfigError, require_size
+from tandem.worker.checkpoints.model_parts.limits import LIMITS, ConfigError, require_size
 
 LayerKind: TypeAlias = Literal["window", "sparse", "heavy"]
 
@@ -57,6 +57,17 @@ class Compression:
         if self.index_size < self.rotated:
             problem = f"{self.index_size} is less than the {self.rotated} numbers that are rotated"
             raise ConfigError("compression.index_size", problem)
+
+    def require_place(self, *, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raises ConfigError for a model that it is not of."""
+        if len(self.kinds) != num_layers:
+            raise ConfigError("compression.kinds", f"are {len(self.kinds)} for {num_layers} layers")
+        if num_kv_heads != 1:
+            raise ConfigError("num_kv_heads", f"must be 1 where attention is compressed, but is {num_kv_heads}")
+        if self.rotated > head_dim:
+            raise ConfigError("compression.rotated", f"must be at most {head_dim}, but is {self.rotated}")
+        if num_heads % self.groups:
+            raise ConfigError("compression.groups", f"{self.groups} do not share the {num_heads} heads")
 
     def every(self, layer: int) -> int:
         """Returns how many tokens a layer's entries are made of; 0 if it has none."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.worker.checkpoints.layer_parts import LIMITS, ConfigError, require_size
+from tandem.worker.checkpoints.model_parts.latents import Latents
+from tandem.worker.checkpoints.model_parts.limits import LIMITS, ConfigError, require_size
 
 INDEX_NORM_EPS = 1e-6  # whatever a model says of its other norms
 
@@ -35,6 +36,16 @@ class Indexer:
         require_size("indexer.most", self.most, LIMITS["context_length"])
         if not self.layers or self.layers[0] != 0:
             raise ConfigError("indexer.layers", "must begin with the first layer, before which nothing is chosen")
+
+    def require_place(self, latents: Latents | None, num_layers: int) -> None:
+        """Raises ConfigError for a model that it is not of."""
+        if latents is None or not latents.query_rank:
+            raise ConfigError("latents.query_rank", "must be at least 1 where tokens are chosen by latents of queries")
+        if self.size < latents.rotated:
+            problem = f"{self.size} is less than the {latents.rotated} numbers that are rotated"
+            raise ConfigError("indexer.size", problem)
+        if self.layers[-1] >= num_layers:
+            raise ConfigError("indexer.layers", f"has layer {self.layers[-1]}, but there are {num_layers}")
 
     def tensor_shapes(self, hidden: int, query_rank: int) -> dict[str, tuple[int, ...]]:
         """Returns canonical names within a layer that chooses, and shapes."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.worker.checkpoints.layer_parts import require_finite, require_size
+from tandem.worker.checkpoints.model_parts.limits import require_finite, require_size
 
 
 @dataclass(frozen=True, slots=True)

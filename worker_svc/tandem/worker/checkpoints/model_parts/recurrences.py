@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from tandem.worker.checkpoints.layer_parts import LIMITS, ConfigError, require_finite, require_size
+from tandem.worker.checkpoints.model_parts.limits import LIMITS, ConfigError, require_finite, require_size
 
 _MOST_KERNEL = 64  # tokens
 
