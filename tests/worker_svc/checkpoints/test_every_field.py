@@ -18,7 +18,10 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_fields import known_keys
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
-from tandem.worker.checkpoints.hugging_face_fields import CONFIG, GENERATION, QUANTIZATION, ROPE
+from tandem.worker.checkpoints.hugging_face_fields import CONFIG
+from tandem.worker.checkpoints.hugging_face_fields.generation import GENERATION
+from tandem.worker.checkpoints.hugging_face_fields.quantization import QUANTIZATION
+from tandem.worker.checkpoints.hugging_face_fields.rope import ROPE
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Rule
 from tandem.worker.checkpoints.meta import FIELDS as META_FIELDS
 from tandem.worker.checkpoints.schemes import scheme_of

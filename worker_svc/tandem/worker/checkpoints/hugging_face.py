@@ -4,7 +4,7 @@
   none, those of `pytorch_model.bin` and its index are read, as tensors alone.
 - RoPE pairs are half a head apart, which is also our convention.
 - `dtype` and `torch_dtype` of the config are not looked at: the files know better.
-- Which fields are known: `hugging_face_fields.py`.
+- Which fields are known: `hugging_face_fields/`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.heads import TABLES, head_config
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import EMBEDDING, OUTPUT, Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
-from tandem.worker.checkpoints.hugging_face_fields import GENERATION
+from tandem.worker.checkpoints.hugging_face_fields.generation import GENERATION
 from tandem.worker.checkpoints.hugging_face_heads import head_tensors, layer_of_head, stored_name
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import (

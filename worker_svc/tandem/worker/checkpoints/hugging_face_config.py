@@ -1,7 +1,7 @@
 """Converts `config.json` to a `ModelConfig`: which architectures are served, and what each leaves unsaid.
 
 RoPE is described by `rope_parameters` (transformers 5) or by `rope_theta` and `rope_scaling` (older). The fields that
-are known are listed in `hugging_face_fields.py`; every other one is refused by its name.
+are known are listed in `hugging_face_fields/`; every other one is refused by its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_deepseek_v4 import KEYS as COMPRESSION_KEYS
 from tandem.worker.checkpoints.hugging_face_deepseek_v4 import listed_layers
-from tandem.worker.checkpoints.hugging_face_fields import ACTIVATIONS, CONFIG, ROPE, ROPE_OF
+from tandem.worker.checkpoints.hugging_face_fields import CONFIG
+from tandem.worker.checkpoints.hugging_face_fields.rope import ROPE, ROPE_OF
+from tandem.worker.checkpoints.hugging_face_fields.shared import ACTIVATIONS
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS
 from tandem.worker.checkpoints.hugging_face_latents import read_latents, score_multiplier

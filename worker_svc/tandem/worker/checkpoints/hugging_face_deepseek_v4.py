@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.hugging_face_fields import ROPE
+from tandem.worker.checkpoints.hugging_face_fields.rope import ROPE
 from tandem.worker.checkpoints.known_fields import USED, check_fields
 from tandem.worker.checkpoints.model_parts.compression import Compression, LayerKind
 from tandem.worker.checkpoints.model_parts.hyper_connections import HyperConnections

@@ -4,7 +4,7 @@ each layer, which are served where all are the same."""
 from __future__ import annotations
 
 from tandem.worker.checkpoints.fields import Fields, shown
-from tandem.worker.checkpoints.hugging_face_fields import RAISED_ROPE
+from tandem.worker.checkpoints.hugging_face_fields.rope import RAISED_ROPE
 from tandem.worker.checkpoints.known_fields import check_fields
 
 _SPELLINGS = ("rope_parameters", "rope_scaling")

@@ -29,7 +29,7 @@ import torch
 from tandem.worker.checkpoints.checkpoint import StoredMatrix, StoredTensor
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.grouped import E8M0, FLOAT8
-from tandem.worker.checkpoints.hugging_face_fields import (
+from tandem.worker.checkpoints.hugging_face_fields.quantization import (
     QUANTIZATION,
     QUANTIZED_ACTIVATIONS,
     QUANTIZED_GROUP,

@@ -1,5 +1,5 @@
 """The architectures that are served, a row each, in a file of each kind. Which fields each knows:
-`hugging_face_fields.py`."""
+`hugging_face_fields/`."""
 
 from __future__ import annotations
 
