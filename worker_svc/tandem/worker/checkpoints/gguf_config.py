@@ -20,7 +20,8 @@ import numpy as np
 
 from tandem.worker.checkpoints.checkpoint import CheckpointError
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES, TOP_NAMES, GgufArchitecture, GgufExperts
+from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES
+from tandem.worker.checkpoints.gguf_architectures.architecture import TOP_NAMES, GgufArchitecture, GgufExperts
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, known_keys
 from tandem.worker.checkpoints.gguf_further import Facts, unfolded
 from tandem.worker.checkpoints.gguf_parts import GgufFiles

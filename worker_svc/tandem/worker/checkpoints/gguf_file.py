@@ -31,7 +31,7 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, OTHER_TYPES, BlockKind, QuantizedTensor
-from tandem.worker.checkpoints.gguf_architectures import HEAD_NAMES, TOP_NAMES
+from tandem.worker.checkpoints.gguf_architectures.architecture import HEAD_NAMES, TOP_NAMES
 from tandem.worker.checkpoints.gguf_config import LONGROPE, ROPE_DIVISORS, plain_value, read_config
 from tandem.worker.checkpoints.gguf_factors import take_factors
 from tandem.worker.checkpoints.gguf_fields import SAMPLING

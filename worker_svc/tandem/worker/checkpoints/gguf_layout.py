@@ -11,14 +11,8 @@ from collections.abc import Collection
 
 import torch
 
-from tandem.worker.checkpoints.gguf_architectures import (
-    FUSED,
-    FUSED_BIASES,
-    FUSED_EXPERTS,
-    HEAD_NAMES,
-    TOP_NAMES,
-    GgufArchitecture,
-)
+from tandem.worker.checkpoints.gguf_architectures.architecture import HEAD_NAMES, TOP_NAMES, GgufArchitecture
+from tandem.worker.checkpoints.gguf_architectures.names import FUSED, FUSED_BIASES, FUSED_EXPERTS
 from tandem.worker.checkpoints.gguf_fields import XIELU_KEYS
 from tandem.worker.checkpoints.gguf_gemma3n import STREAM_NAMES
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces

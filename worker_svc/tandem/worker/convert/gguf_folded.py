@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from tandem.worker.checkpoints.gguf_architectures import GgufArchitecture
+from tandem.worker.checkpoints.gguf_architectures.architecture import GgufArchitecture
 from tandem.worker.checkpoints.gguf_config import known_divisors, rope_divisors
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.model_parts.recurrences import Mamba
