@@ -13,7 +13,10 @@ import transformers
 
 from benchmarks.shapes import Shape
 from benchmarks.word_model import vocabulary_fields
-from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, add_field, describe, is_plain, named_tensors
+from tests.worker_svc.checkpoints.gguf_described import describe
+from tests.worker_svc.checkpoints.gguf_kinds import ARCHITECTURES
+from tests.worker_svc.checkpoints.gguf_models import add_field, is_plain
+from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 
 # Numbers and bytes of a block, its float16 numbers by where they stand for numbers of about 1, and the bytes that are
 # the exponent of a scale.

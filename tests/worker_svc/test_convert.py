@@ -27,7 +27,8 @@ from tandem.worker.convert.pieces import ConvertError
 from tandem.worker.convert.run import convert
 from tandem.worker.model.loading import load_transformer
 from tests.exhaustive import some
-from tests.worker_svc.checkpoints.gguf_models import is_plain, named_tensors, save_gguf
+from tests.worker_svc.checkpoints.gguf_models import is_plain, save_gguf
+from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
 from tests.worker_svc.model.tiny_lists import GGUF, GRANTED, NEW
 from tests.worker_svc.model.tiny_models import MODELS, saved

@@ -21,7 +21,9 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model.loading import load_transformer
-from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, architecture_of, named_tensors, save_gguf
+from tests.worker_svc.checkpoints.gguf_kinds import ARCHITECTURES, architecture_of
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, some_ids
 from tests.worker_svc.model.tiny_lists import GGUF, GRANTED
 from tests.worker_svc.model.tiny_models import MODELS, saved

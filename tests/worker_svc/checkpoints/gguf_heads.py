@@ -8,7 +8,9 @@ from typing import Any
 import gguf
 import torch
 
-from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, named_tensors, save_gguf
+from tests.worker_svc.checkpoints.gguf_kinds import ARCHITECTURES
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 from tests.worker_svc.model.heads import ReferenceHead
 
 _PARTS = {

@@ -27,7 +27,7 @@ from tandem.worker.checkpoints.meta import FIELDS as META_FIELDS
 from tandem.worker.checkpoints.schemes import scheme_of
 from tandem.worker.model.loading import load_transformer
 from tests.exhaustive import some
-from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES as GGUF_ARCHITECTURES
+from tests.worker_svc.checkpoints.gguf_kinds import ARCHITECTURES as GGUF_ARCHITECTURES
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.test_packed import FORMATS, save_packed
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, save_meta, some_ids

@@ -11,7 +11,7 @@ import transformers
 
 from benchmarks.random_gguf import config_of
 from benchmarks.shapes import SHAPES, VOCABULARY
-from tests.worker_svc.checkpoints.gguf_models import named_tensors
+from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 
 _NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?[a-z0-9_]+(\.[a-z_]+)*")
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from tandem.worker.model.transformer import Transformer
-from tests.worker_svc.checkpoints.gguf_models import architecture_of, save_gguf
+from tests.worker_svc.checkpoints.gguf_kinds import architecture_of
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, some_ids
 from tests.worker_svc.model.tiny_models import saved
 

@@ -19,7 +19,8 @@ from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
 from tests.exhaustive import some
-from tests.worker_svc.checkpoints.gguf_models import named_tensors, save_gguf
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 from tests.worker_svc.model.llama_folders import (
     PAGE_SIZE,
     logits_in_chunks,
