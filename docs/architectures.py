@@ -7,7 +7,6 @@ python docs/architectures.py --check   exit 1 if it is not what the code says
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -28,12 +27,12 @@ from tests.worker_svc.checkpoints.published import PUBLISHED
 from tests.worker_svc.checkpoints.published_states import PUBLISHED as WITH_STATES
 from tests.worker_svc.checkpoints.published_wrappers import PUBLISHED_WRAPPERS
 from tests.worker_svc.checkpoints.test_hybrids import PUBLISHED as HYBRIDS
+from tests.worker_svc.model.tiny_models import MODELS
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end of what is made -->\n"
 WRAPPERS_BEGIN, WRAPPERS_END = "<!-- wrappers, made by docs/architectures.py -->\n", "<!-- end of the wrappers -->\n"
 WRAPPERS_HEAD = "| `config.json` says | text model | published ones that are tried without weights |\n|---|---|---|\n"
-COMPARED = Path(__file__).parents[1] / "tests/worker_svc/model/tiny_models.py"
 COLUMNS = (
     "architecture",
     "`config.json` says",
@@ -114,16 +113,7 @@ def _listed(reasons: list[str]) -> str:
 
 def compared() -> Counter[str]:
     """How many models of each class the suite and `make exhaustive` compare with transformers."""
-    tree = ast.parse(COMPARED.read_text(encoding="utf-8"))
-    found: Counter[str] = Counter()
-    for node in tree.body:
-        if (
-            isinstance(node, ast.AnnAssign)
-            and ast.unparse(node.target) == "MODELS"
-            and isinstance(node.value, ast.Dict)
-        ):
-            kinds = [each.elts[0] for each in node.value.values if isinstance(each, ast.Tuple)]
-            found.update(f"{ast.literal_eval(kind).removesuffix('Text')}ForCausalLM" for kind in kinds)
+    found = Counter(f"{kind.removesuffix('Text')}ForCausalLM" for kind, _ in MODELS.values())
     found["GPT2LMHeadModel"] = found.pop("GPT2ForCausalLM")
     return found
 

@@ -28,9 +28,10 @@ from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.transformer import Transformer
 from tests.fuzz.shapes import NEAR, NEAR_WITH_STATES, far, in_context, logits_of, sized
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
+from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.ranks_in_threads import in_threads
-from tests.worker_svc.model.tiny_models import FIRST, MODELS, saved
-from tests.worker_svc.model.tiny_settings import ABSENT, SIZES
+from tests.worker_svc.model.tiny_models import FIRST, MODELS
+from tests.worker_svc.model.tiny_models.shared import ABSENT, SIZES
 
 ANSWER = 64  # tokens
 CONTEXT = 96  # of `SIZES`

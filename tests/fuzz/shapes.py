@@ -25,8 +25,9 @@ from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.transformer import Transformer
 from tandem.worker.model.weights import MadeOf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, saved
-from tests.worker_svc.model.tiny_settings import ABSENT, SIZES
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_models.shared import ABSENT, SIZES
 
 # Of logits up to 4; a state adds up all tokens, and transformers is as far from float64 as we are.
 NEAR, NEAR_WITH_STATES = 2e-4, 1e-3

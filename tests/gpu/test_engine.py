@@ -20,8 +20,8 @@ from tandem.worker.model.operations import Products
 from tandem.worker.model.runner import Work
 from tests.worker_svc.model.cuda.kernels.test_states import MODELS as STATES
 from tests.worker_svc.model.llama_folders import random_llama, some_ids
-from tests.worker_svc.model.tiny_models import saved
-from tests.worker_svc.model.tiny_settings import DEEPSEEK_V3
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models.latents import DEEPSEEK_V3
 
 GREEDY = Sampling(temperature=0.0)
 

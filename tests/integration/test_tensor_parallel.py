@@ -28,7 +28,8 @@ from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, 
 from tests.worker_svc.engine.test_own_head import answers, built
 from tests.worker_svc.model.heads import save_with_head
 from tests.worker_svc.model.llama_folders import some_ids
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 pytestmark = pytest.mark.slow
 

@@ -30,9 +30,10 @@ from tests.exhaustive import some
 from tests.worker_svc.checkpoints.gguf_models import is_plain, save_gguf
 from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
+from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.tiny_lists import GGUF, GRANTED, NEW
-from tests.worker_svc.model.tiny_models import MODELS, saved
-from tests.worker_svc.model.tiny_settings import SCALINGS, WINDOW
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_models.shared import SCALINGS, WINDOW
 
 FAMILIES = ("meta", "hugging-face", "gguf")
 

@@ -25,9 +25,10 @@ from tests.worker_svc.checkpoints.gguf_kinds import ARCHITECTURES, architecture_
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, some_ids
+from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.tiny_lists import GGUF, GRANTED
-from tests.worker_svc.model.tiny_models import MODELS, saved
-from tests.worker_svc.model.tiny_settings import ABSENT, SCALINGS
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_models.shared import ABSENT, SCALINGS
 
 PYTHON = os.environ.get("TANDEM_LLAMA_CPP_PYTHON", sys.executable)
 LENGTH = 42  # tokens: more than the windows of these models

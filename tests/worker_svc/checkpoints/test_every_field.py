@@ -31,7 +31,8 @@ from tests.worker_svc.checkpoints.gguf_kinds import ARCHITECTURES as GGUF_ARCHIT
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.test_packed import FORMATS, save_packed
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, save_meta, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 LENGTH = 40
 IDS = some_ids(97, LENGTH)

@@ -16,7 +16,8 @@ from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.test_schemes import FORMATS, change_config
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, loaded, saved
+from tests.worker_svc.model.random_models import loaded, saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 KIND, CHANGES = MODELS["gemma3n"]
 CUT = "gemma3n, words that layers do not know, sizes of their own, another active stream"

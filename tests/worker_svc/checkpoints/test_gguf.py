@@ -29,8 +29,9 @@ from tandem.worker.model.rope import RotaryTable
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.test_model_config import GOOD
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, saved
-from tests.worker_svc.model.tiny_settings import SCALINGS
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_models.shared import SCALINGS
 
 LENGTH = 30
 

@@ -14,7 +14,7 @@ from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.beside_llama_cpp import absent, logits_of_llama_cpp
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.tiny_models import saved
+from tests.worker_svc.model.random_models import saved
 
 EXPERTS = 4
 SIZES: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32}

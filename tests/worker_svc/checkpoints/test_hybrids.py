@@ -18,8 +18,9 @@ from tandem.worker.checkpoints.hugging_face_hybrids import pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
 from tandem.worker.checkpoints.model_parts.recurrences import DeltaNet
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, loaded, saved
-from tests.worker_svc.model.tiny_settings import HYBRID, SHARED_EXPERT
+from tests.worker_svc.model.random_models import loaded, saved
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_models.hybrids import HYBRID, SHARED_EXPERT
 
 LINEAR = {
     "linear_conv_kernel_dim": 4,

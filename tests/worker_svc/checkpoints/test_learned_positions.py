@@ -18,7 +18,8 @@ from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import INT8
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, assert_logits_agree, loaded, saved
+from tests.worker_svc.model.random_models import assert_logits_agree, loaded, saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 
 def spelled(folder: Path, tensors: dict[str, torch.Tensor], *, pickled: bool) -> None:

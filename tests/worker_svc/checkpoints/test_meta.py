@@ -16,7 +16,7 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.model_parts.rope import RopeScaling
 from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.model.llama_folders import random_llama, save_meta
-from tests.worker_svc.model.tiny_models import assert_logits_agree, saved
+from tests.worker_svc.model.random_models import assert_logits_agree, saved
 
 WEIGHTS = "consolidated.00.pth"
 WQ = "layers.1.attention.wq.weight"

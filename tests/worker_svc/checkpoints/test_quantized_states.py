@@ -20,7 +20,8 @@ from tests.exhaustive import some
 from tests.worker_svc.checkpoints import test_packed as packed
 from tests.worker_svc.checkpoints.test_schemes import FORMATS
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 # Rows of whole blocks of every format.
 _SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 192, "vocab_size": 96, "head_dim": 16}

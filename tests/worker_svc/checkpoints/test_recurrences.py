@@ -20,8 +20,9 @@ from tandem.worker.checkpoints.model_parts.recurrences import Mamba
 from tandem.worker.checkpoints.places import places_with_latents
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.published_states import PUBLISHED
+from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.tiny_lists import GRANTED
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

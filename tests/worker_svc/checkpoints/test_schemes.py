@@ -27,8 +27,9 @@ from tandem.worker.model.linear import Linear
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, randomized, some_ids
-from tests.worker_svc.model.tiny_models import MODELS, saved
-from tests.worker_svc.model.tiny_settings import GPT_OSS
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_models.experts import GPT_OSS
 
 Parts = dict[str, torch.Tensor]
 FLOAT8 = torch.float8_e4m3fn

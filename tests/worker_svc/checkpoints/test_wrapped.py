@@ -26,8 +26,9 @@ from tests.worker_svc.checkpoints.test_schemes import fp8_squares
 from tests.worker_svc.checkpoints.wrapped_models import LOGITS_LEFT_ALONE, WRAPPED, rename, saved, write
 from tests.worker_svc.model.heads import save_with_head
 from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids, step
-from tests.worker_svc.model.tiny_models import MODELS, assert_logits_agree, loaded
-from tests.worker_svc.model.tiny_models import saved as text_model
+from tests.worker_svc.model.random_models import assert_logits_agree, loaded
+from tests.worker_svc.model.random_models import saved as text_model
+from tests.worker_svc.model.tiny_models import MODELS
 
 GREEDY = ("gemma3", "mistral3", "mistral3, ministral3", "qwen2.5 vl", "qwen3 vl", "qwen3 vl moe", "glm4v moe")
 ANSWER = 64

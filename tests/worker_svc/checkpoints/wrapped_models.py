@@ -12,16 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.worker_svc.model.llama_folders import randomized
 from tests.worker_svc.model.tiny_models import MODELS
-from tests.worker_svc.model.tiny_settings import (
-    COHERE2,
-    DEEPSEEK_V3,
-    GEMMA3,
-    GLM4_MOE,
-    GRANITE,
-    QWEN_EXPERTS,
-    SIZES,
-    WINDOW,
-)
+from tests.worker_svc.model.tiny_models.experts import GLM4_MOE
+from tests.worker_svc.model.tiny_models.gemmas import GEMMA3
+from tests.worker_svc.model.tiny_models.latents import DEEPSEEK_V3
+from tests.worker_svc.model.tiny_models.shared import COHERE2, GRANITE, QWEN_EXPERTS, SIZES, WINDOW
 
 
 def text(model_type: str, **changes: Any) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stop
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.parallel import Ranks
 from tests.worker_svc.engine.test_draft_model import save_llama
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 VOCABULARY = 12  # so few that drafts are accepted by chance
 REQUESTS = 12

@@ -19,7 +19,7 @@ from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine.test_draft_model import save_llama
 from tests.worker_svc.model.heads import save_with_head
 from tests.worker_svc.model.tiny_models import MODELS
-from tests.worker_svc.model.tiny_settings import HYBRID, SHARED_EXPERT
+from tests.worker_svc.model.tiny_models.hybrids import HYBRID, SHARED_EXPERT
 
 VOCABULARY = 7  # so few that drafts are accepted by chance
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

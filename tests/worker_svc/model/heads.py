@@ -22,7 +22,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tests.worker_svc.model.llama_folders import randomized
-from tests.worker_svc.model.tiny_models import saved
+from tests.worker_svc.model.random_models import saved
 
 _OF = {
     "Qwen3_5Text": (modeling_qwen3_5, "Qwen3_5"),

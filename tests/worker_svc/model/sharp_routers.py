@@ -13,7 +13,7 @@ from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.checkpoints.gguf_kinds import architecture_of
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, some_ids
-from tests.worker_svc.model.tiny_models import saved
+from tests.worker_svc.model.random_models import saved
 
 _TWO: dict[str, Any] = {
     "num_hidden_layers": 1,

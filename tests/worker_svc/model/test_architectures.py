@@ -29,18 +29,13 @@ from tests.worker_svc.model.llama_folders import (
     some_ids,
     step,
 )
+from tests.worker_svc.model.random_models import assert_logits_agree, loaded, saved
 from tests.worker_svc.model.tiny_lists import GGUF, GRANTED, NEW, RENAMED
-from tests.worker_svc.model.tiny_models import FIRST, MODELS, assert_logits_agree, loaded, saved
-from tests.worker_svc.model.tiny_settings import (
-    DEEPSEEK_V3,
-    ERNIE_MOE,
-    EXPERTS,
-    HUNYUAN_3,
-    HYBRID,
-    PHIMOE,
-    SCALINGS,
-    WINDOW,
-)
+from tests.worker_svc.model.tiny_models import FIRST, MODELS
+from tests.worker_svc.model.tiny_models.experts import ERNIE_MOE, HUNYUAN_3, PHIMOE
+from tests.worker_svc.model.tiny_models.hybrids import HYBRID
+from tests.worker_svc.model.tiny_models.latents import DEEPSEEK_V3
+from tests.worker_svc.model.tiny_models.shared import EXPERTS, SCALINGS, WINDOW
 
 COMPANY = [
     "llama, biases everywhere",

@@ -26,8 +26,9 @@ from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
+from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.test_native import random_matrix
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 CPU = torch.device("cpu")
 EXPERTS = Experts(count=9, per_token=3, intermediate_size=40, normalized=True)

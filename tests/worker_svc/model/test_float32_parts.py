@@ -20,8 +20,9 @@ from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.checkpoints.beside_llama_cpp import absent, logits_of_llama_cpp
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, new_cache, new_states
+from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.sharp_routers import KINDS, logits_of, sharp
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 NEAR, FAR = 0.1, 0.5  # standard deviations: what 16 bits round, and what another expert says
 WAYS = ["compiled", "AVX2", "torch"]

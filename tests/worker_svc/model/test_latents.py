@@ -21,9 +21,9 @@ from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.linear import HeadLinear
 from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
+from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.test_compiled_experts import KINDS, give_weight
-from tests.worker_svc.model.tiny_models import saved
-from tests.worker_svc.model.tiny_settings import DEEPSEEK_V3
+from tests.worker_svc.model.tiny_models.latents import DEEPSEEK_V3
 
 HEADS = KVHeads(1, 40, 32)
 

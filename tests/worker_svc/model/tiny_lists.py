@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker_svc.model.tiny_settings import MISTRAL4, ORIGINAL, YARN_OF_LATENTS
+from tests.worker_svc.model.tiny_models.latents import MISTRAL4
+from tests.worker_svc.model.tiny_models.shared import ORIGINAL, YARN_OF_LATENTS
 
 # Those that llama.cpp knows, beside those whose files `test_gguf.py` looks at.
 GGUF = [

@@ -31,7 +31,8 @@ from tests.worker_svc.model.cuda.kernels.scenes import Scene, poison
 from tests.worker_svc.model.cuda.kernels.test_attention import ERRORS, MODES, close, operations
 from tests.worker_svc.model.cuda.kernels.test_store import same
 from tests.worker_svc.model.cuda.kernels.test_whole_model import operations_for
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 APART, FOURS = "groups of int4 in both parts", "fours of int6 in both parts"
 # heads, latent, rotated, page size

@@ -24,7 +24,8 @@ from tandem.worker.model.runner import ModelRunner, Work
 from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_latents import operations_for
-from tests.worker_svc.model.tiny_models import MODELS, saved
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
 
 PAGES, SIZE = 40, 8
 

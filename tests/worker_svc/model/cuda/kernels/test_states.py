@@ -30,8 +30,8 @@ from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_whole_model import cache_for, loaded, operations_for
 from tests.worker_svc.model.llama_folders import some_ids
-from tests.worker_svc.model.tiny_models import saved
-from tests.worker_svc.model.tiny_settings import (
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models.hybrids import (
     FALCON,
     GRANITE_HYBRID,
     HYBRID,

@@ -25,8 +25,9 @@ from tandem.worker.model.runner import ModelRunner, Work, decode_rows
 from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 from tests.worker_svc.model.llama_folders import random_llama
-from tests.worker_svc.model.tiny_models import MODELS, saved
-from tests.worker_svc.model.tiny_settings import MIXED
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
+from tests.worker_svc.model.tiny_models.shared import MIXED
 
 PAGE_SIZE = 16
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
