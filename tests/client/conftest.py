@@ -7,16 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tandem.client import AsyncClient
-from tests.client.fakes import (
-    EOS,
-    TEXT,
-    ByteTokenizer,
-    CountingWorker,
-    ServersThread,
-    ids_of_text,
-    serving_tokenizer,
-    serving_workers,
-)
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import ServersThread, serving_tokenizer, serving_workers
 
 
 @pytest.fixture

@@ -16,7 +16,10 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text, start_tokenizer, start_worker
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import start_tokenizer, start_worker
 
 STUBBORN_CHILD = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(3600)"
 

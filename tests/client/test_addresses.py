@@ -9,7 +9,8 @@ import pytest
 
 from tandem.client import AsyncClient, Client, ConfigurationError, UnimplementedError
 from tandem.client.addresses import tokenizer_address, worker_addresses
-from tests.client.fakes import TEXT, ServersThread
+from tests.client.byte_vocabulary import TEXT
+from tests.client.fakes import ServersThread
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from tandem.client import (
     DeadlineExceededError,
     ResultNotReadyError,
 )
-from tests.client.fakes import TEXT, ByteTokenizer, CountingWorker
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import TEXT
+from tests.client.counting_worker import CountingWorker
 
 LONGER_AND_LONGER = (0.3, 3, 30)  # seconds: the first chunks of a stream come late on a busy machine
 

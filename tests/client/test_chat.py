@@ -20,15 +20,9 @@ from tandem.client import (
     ToolCall,
 )
 from tandem.tokenizer.v1 import tokenizer_pb2
-from tests.client.fakes import (
-    CONTROL,
-    CONTROL_TEXT,
-    FINGERPRINT,
-    TEXT,
-    ByteTokenizer,
-    ServersThread,
-    ids_of_text,
-)
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import CONTROL, CONTROL_TEXT, FINGERPRINT, TEXT, ids_of_text
+from tests.client.fakes import ServersThread
 from tests.client.test_cli import TANDEM, environment, on_a_terminal, tandem
 
 USER = [ChatMessage("user", "Hi <|control|>")]

@@ -16,7 +16,8 @@ import grpc
 import pytest
 
 from tests import prepared
-from tests.client.fakes import BOS, EOS, TEXT, ServersThread, ids_of_text
+from tests.client.byte_vocabulary import BOS, EOS, TEXT, ids_of_text
+from tests.client.fakes import ServersThread
 
 # sys.executable is written out, so that nothing depends on PATH.
 TANDEM = [sys.executable, "-m", "tandem.client"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tandem.client import Client
-from tests.client.fakes import TEXT
+from tests.client.byte_vocabulary import TEXT
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.client.fakes import TEXT
+from tests.client.byte_vocabulary import TEXT
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -18,7 +18,9 @@ from tandem.client.cli.terminal import CommandError
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tests import prepared
-from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
 
 pytest.importorskip("cryptography", reason="certificates for the tests are made with it")
 from tests.svc_common.certificates import Authority

@@ -29,7 +29,9 @@ from tandem.client import (
 from tandem.client.cli import operate
 from tandem.client.discovery import Target, WorkersName, expand, resolve
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
-from tests.client.fakes import EOS, TEXT, CountingWorker, ids_of_text, start_worker
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import start_worker
 from tests.svc_common.certificates import Authority
 
 NAME = "workers.test"

@@ -30,7 +30,7 @@ from tandem.client import (
 from tandem.client.deadline import Deadline
 from tandem.client.rpc import CallContext, unary
 from tandem.tokenizer.v1 import tokenizer_pb2
-from tests.client.fakes import CountingWorker
+from tests.client.counting_worker import CountingWorker
 
 CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED}

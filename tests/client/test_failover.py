@@ -19,17 +19,10 @@ from tandem.client import (
     UnavailableError,
 )
 from tandem.client.affinity import prefix_key, score
-from tests.client.fakes import (
-    EOS,
-    TEXT,
-    ByteTokenizer,
-    CountingWorker,
-    ids_of_text,
-    serving_tokenizer,
-    serving_workers,
-    start_tokenizer,
-    start_worker,
-)
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import serving_tokenizer, serving_workers, start_tokenizer, start_worker
 
 QUICK = FailoverSettings(attempts=3, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)
 IMPATIENT = FailoverSettings(attempts=3, restart_seconds=0, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)

@@ -27,18 +27,10 @@ from tandem.client import (
 )
 from tandem.client.generation import without
 from tandem.inference.v1 import inference_pb2 as pb
-from tests.client.fakes import (
-    BOS,
-    CONTROL,
-    CONTROL_TEXT,
-    EOS,
-    FIRST_BYTE,
-    TEXT,
-    ByteTokenizer,
-    CountingWorker,
-    ids_of_text,
-    serving_workers,
-)
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import BOS, CONTROL, CONTROL_TEXT, EOS, FIRST_BYTE, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import serving_workers
 
 
 async def test_an_answer_carries_text_ids_and_facts(client: AsyncClient, worker: CountingWorker) -> None:

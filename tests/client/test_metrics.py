@@ -7,7 +7,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from tandem.client import AsyncClient, UnavailableError
 from tandem.client.settings import FailoverSettings
-from tests.client.fakes import CountingWorker, serving_workers
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import serving_workers
 
 
 async def test_answers_are_counted_and_their_first_token_is_timed_by_hop(

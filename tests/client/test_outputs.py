@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tandem.client import AsyncClient, FailoverSettings, FinishReason
-from tests.client.fakes import EOS, TEXT, CountingWorker, ids_of_text, serving_workers
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import serving_workers
 
 QUICK = FailoverSettings(attempts=3, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)
 SCRIPT = [*ids_of_text(TEXT), EOS]

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from tandem.client import AsyncClient, CancelledError, Chunk
-from tests.client.fakes import TEXT, CountingWorker
+from tests.client.byte_vocabulary import TEXT
+from tests.client.counting_worker import CountingWorker
 
 
 def joined(chunks: list[Chunk], index: int = 0) -> str:

@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry
 from tandem.client import AsyncClient, Client, ConnectionSettings
 from tandem.client import worker as worker_module
 from tandem.client.worker import Worker
-from tests.client.fakes import EOS, TEXT, CountingWorker, ServersThread, ids_of_text, serving_workers, start_worker
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import ServersThread, serving_workers, start_worker
 
 PATIENT = ConnectionSettings(probe_seconds=20)  # so that a busy machine changes nothing
 

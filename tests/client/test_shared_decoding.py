@@ -27,16 +27,10 @@ from tandem.common.run_service import run_in_loop
 from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tests.client.fakes import (
-    FIRST_BYTE,
-    TEXT,
-    VOCABULARY,
-    ByteTokenizer,
-    CountingWorker,
-    ids_of_text,
-    serving_workers,
-    start_tokenizer,
-)
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import FIRST_BYTE, TEXT, VOCABULARY, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import serving_workers, start_tokenizer
 
 STREAMS = 64
 QUICK = FailoverSettings(attempts=3, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)

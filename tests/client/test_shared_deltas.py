@@ -11,7 +11,10 @@ import pytest
 from tandem.client import AsyncClient, DeadlineExceededError, FailoverSettings, GenerationResult
 from tandem.client.worker import SHARED_FROM_REQUESTS
 from tandem.inference.v1 import inference_pb2 as pb
-from tests.client.fakes import EOS, TEXT, CountingWorker, ids_of_text, refuse, serving_workers, start_worker
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import serving_workers, start_worker
+from tests.client.refusals import refuse
 
 STREAMS = 16
 

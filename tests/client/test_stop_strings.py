@@ -7,7 +7,9 @@ from random import Random
 import pytest
 
 from tandem.client import AsyncClient, FinishReason, InvalidArgumentError
-from tests.client.fakes import ByteTokenizer, CountingWorker, ids_of_text
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import ids_of_text
+from tests.client.counting_worker import CountingWorker
 
 
 @pytest.mark.parametrize("delta_tokens", [1, 2, 3, 7, 100])

@@ -23,7 +23,8 @@ from tandem.client import (
     ResultNotReadyError,
     Stream,
 )
-from tests.client.fakes import TEXT, ServersThread
+from tests.client.byte_vocabulary import TEXT
+from tests.client.fakes import ServersThread
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.fakes import EOS, TEXT, ServersThread, ids_of_text
+from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
+from tests.client.fakes import ServersThread
 from tests.client.test_chat import prompt_of
 from tests.client.test_cli import TANDEM, environment
 

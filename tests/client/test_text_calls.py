@@ -7,7 +7,8 @@ import pytest
 from tandem.client import AsyncClient, Encoding, InternalError, InvalidArgumentError, Segment
 from tandem.client.text_calls import encode_messages
 from tandem.client.texts import BATCH_BYTES
-from tests.client.fakes import BOS, CONTROL, CONTROL_TEXT, FINGERPRINT, ByteTokenizer, ids_of_text
+from tests.client.byte_tokenizer import ByteTokenizer
+from tests.client.byte_vocabulary import BOS, CONTROL, CONTROL_TEXT, FINGERPRINT, ids_of_text
 
 
 async def test_text_becomes_ids_and_text_again(client: AsyncClient) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.client import AsyncClient, Timings
-from tests.client.fakes import CountingWorker
+from tests.client.counting_worker import CountingWorker
 
 OPTIONS: list[dict[str, Any]] = [
     {"echo": echo, "stop": stop, "n": n, "graphemes": graphemes}

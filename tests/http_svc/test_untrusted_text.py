@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tandem.client import AsyncClient, ChatMessage, Conversation, InvalidArgumentError, ToolCall
-from tests.client.fakes import CountingWorker, ids_of_text, serving_workers
+from tests.client.byte_vocabulary import ids_of_text
+from tests.client.counting_worker import CountingWorker
+from tests.client.fakes import serving_workers
 from tests.http_svc.conftest import Stack
 from tests.http_svc.test_serving import caller, running_door
 
