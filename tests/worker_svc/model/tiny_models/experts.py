@@ -115,6 +115,7 @@ STEP = {key: value for key, value in _BY_KIND.items() if key != "num_experts"} |
     **{"swiglu_limits": [0.0, 0.0, None, 0.3], "swiglu_limits_shared": [0.4, 0, 0.3, None]},
     "rope_parameters": _PARTS | {"full_attention": WHOLE | {"partial_rotary_factor": 0.5}},
 }
+OLMOE = {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0}
 
 EXPERT_MODELS: Models = {
     "mixtral": ("Mixtral", EXPERTS),
@@ -152,34 +153,11 @@ EXPERT_MODELS: Models = {
         | {"use_sliding_window": True, "sliding_window": WINDOW}
         | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
     ),
-    "olmoe": ("Olmoe", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0}),
-    "olmoe with biases, normalized": (
-        "Olmoe",
-        {
-            "head_dim": None,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": True,
-            "attention_bias": True,
-            "pad_token_id": 0,
-        },
-    ),
-    "olmoe, queries, keys and values that are limited": (
-        "Olmoe",
-        {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.6, "pad_token_id": 0},
-    ),
-    "flex olmo": ("FlexOlmo", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0}),
-    "flex olmo with biases, normalized": (
-        "FlexOlmo",
-        {
-            "head_dim": None,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": True,
-            "attention_bias": True,
-            "pad_token_id": 0,
-        },
-    ),
+    "olmoe": ("Olmoe", OLMOE),
+    "olmoe with biases, normalized": ("Olmoe", OLMOE | {"norm_topk_prob": True, "attention_bias": True}),
+    "olmoe, queries, keys and values that are limited": ("Olmoe", OLMOE | {"clip_qkv": 0.6}),
+    "flex olmo": ("FlexOlmo", OLMOE),
+    "flex olmo with biases, normalized": ("FlexOlmo", OLMOE | {"norm_topk_prob": True, "attention_bias": True}),
     "granite moe": ("GraniteMoe", GRANITE | EXPERTS),
     "granite moe with biases": ("GraniteMoe", GRANITE | EXPERTS | {"attention_bias": True}),
     "granite moe shared": ("GraniteMoeShared", GRANITE | EXPERTS | {"shared_intermediate_size": 40}),

@@ -30,6 +30,16 @@ MINISTRAL3 = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.5,
 }
+OLMO3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **ORIGINAL},
+}
+OLMO3_SCALED = {
+    "head_dim": None,
+    "sliding_window": WINDOW,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": OLMO3_ROPE,
+}
 
 LLAMA_MODELS: Models = {
     "llama with biases": ("Llama", {"attention_bias": True}),
@@ -159,29 +169,13 @@ LLAMA_MODELS: Models = {
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo3, scaled between pairs": (
         "Olmo3",
-        {
-            "head_dim": None,
-            "sliding_window": WINDOW,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-                "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "truncate": False}
-                | ORIGINAL,
-            },
-        },
+        OLMO3_SCALED
+        | {"rope_parameters": OLMO3_ROPE | {"full_attention": OLMO3_ROPE["full_attention"] | {"truncate": False}}},
     ),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
     "olmo3, scaled where there is no window": (
         "Olmo3",
-        {
-            "head_dim": None,
-            "sliding_window": WINDOW,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-                "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **ORIGINAL},
-            },
-        },
+        OLMO3_SCALED,
     ),
 }
