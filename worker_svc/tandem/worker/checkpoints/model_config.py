@@ -24,7 +24,7 @@ class ModelConfig(AttentionConfig, FeedForwardConfig, StreamConfig):
 
     tie_embeddings: bool  # the output projection is the embedding
     logit_multiplier: float = 1.0
-    logit_soft_cap: float = 0.0  # the same of logits, once they are multiplied
+    logit_soft_cap: float = 0.0  # logits, once they are multiplied, become cap tanh(that / cap); 0: they stay
     logit_bias: bool = False  # added to what the output projection gives
     # It guesses for another model: its stream begins with what that one has made of a token, joined with the embedding
     # of the next. Embedding and output are that one's, but for those that it has itself.

@@ -22,7 +22,7 @@ class FeedForwardConfig(LayersConfig):
     activation: Activation = "silu"  # of the feed-forward layer
     gated: bool = True  # activation(gate x) * up x; else activation(up x)
     gate_multiplier: float = 1.0  # of the feed-forward part's gate, before its activation
-    feed_forward_multiplier: float = 1.0  # of what the feed-forward part gives there
+    feed_forward_multiplier: float = 1.0  # of what the feed-forward part gives
     # By layer, the share of a gate's numbers that become 0, were they distributed normally; 0, or empty: none do.
     sparsity: tuple[float, ...] = ()
     # By layer, limits of the gates of experts, and of those of ordinary and shared parts (`LimitedSwiGLU`); 0: none.

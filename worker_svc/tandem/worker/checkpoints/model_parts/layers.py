@@ -12,7 +12,7 @@ from tandem.worker.checkpoints.model_parts.recurrences import Mamba, Recurrence
 class LayersConfig:
     """The fields of `ModelConfig` that say it."""
 
-    architecture: str  # "llama", "mistral", "qwen2", ...: a name only, every difference is a field below
+    architecture: str  # "llama", "mistral", "qwen2", ...: a name only, every difference is a field
     vocab_size: int
     hidden_size: int
     num_layers: int

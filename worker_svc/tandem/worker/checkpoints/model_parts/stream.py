@@ -42,8 +42,8 @@ class StreamConfig(LayersConfig):
     kept_norms: KeptNorms | None = None
     layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     per_layer_inputs: PerLayerInputs | None = None
-    streams: Streams | None = None  # several of them; None: one
-    hyper: HyperConnections | None = None  # that layers add to; None: one
+    streams: Streams | None = None  # several, of which layers compute with one; None: one
+    hyper: HyperConnections | None = None  # several that layers add to; None: one
 
     def _check_stream(self) -> None:
         require_finite("norm_eps", self.norm_eps, above=0.0)
