@@ -71,6 +71,14 @@ def test_an_impossible_rope_scaling_is_named(field: str, values: dict[str, Any])
         RopeScaling("llama3", **values)
 
 
+def test_what_is_said_of_other_layers_than_there_are_is_named_whatever_else_is_said_by_layer() -> None:
+    by_layer = replace(GOOD, query_heads=(6, 4), windows=(0, 8))
+    for field, value in (("windows", (0, 8, 0)), ("query_heads", (6, 4, 6)), ("inner_sizes", (7,))):
+        with pytest.raises(ConfigError) as caught:
+            replace(by_layer, **{field: value})
+        assert caught.value.field == field
+
+
 def test_another_context_length_changes_nothing_else() -> None:
     assert GOOD.with_context_length(7) == replace(GOOD, context_length=7)
 

@@ -56,8 +56,6 @@ class HeadsConfig(LayersConfig):
                 raise ConfigError(f"{prefix}num_kv_heads", f"{heads.number} does not divide the {self.num_heads} heads")
             if heads.size % 2:
                 raise ConfigError(f"{prefix}head_dim", f"{heads.size} is odd, but RoPE rotates pairs")
-        if self.query_heads:
-            self._check_query_heads()
         if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
             raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
         if self.indexer is not None:
@@ -69,6 +67,8 @@ class HeadsConfig(LayersConfig):
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
             )
+        if self.query_heads:
+            self._check_query_heads()
 
     def _check_query_heads(self) -> None:
         if len(self.query_heads) != self.num_layers:
