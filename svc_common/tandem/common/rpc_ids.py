@@ -17,7 +17,7 @@ traceparent_var: ContextVar[str] = ContextVar("traceparent", default="")  # as i
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"  # W3C trace context
 
-_made = Random()  # ids need not be secret, and the system's numbers take a call of the kernel
+_made = Random()  # noqa: S311 - ids need not be secret, and the system's numbers take a call of the kernel
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
