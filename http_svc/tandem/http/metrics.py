@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from tandem.common.metrics import HANDLING_BUCKETS, ServerMetrics
+from tandem.common.method_metrics import HANDLING_BUCKETS
+from tandem.common.metrics import ServerMetrics
 
 
 class HttpMetrics(ServerMetrics):

@@ -44,11 +44,7 @@ class Callers:
         """Takes the token files; `operator_methods` are full names, `/package.Service/Method`."""
         self._tokens, self._operators = tokens, operators
         self._operator_methods = frozenset(operator_methods)
-
-    @property
-    def have_tokens(self) -> bool:
-        """Tells whether any method asks for a token."""
-        return self._tokens is not None or self._operators is not None
+        self.have_tokens = tokens is not None or operators is not None  # otherwise everybody may call everything
 
     def load(self) -> None:
         """Reads the files for the first time. Raises StartError."""

@@ -31,15 +31,16 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
+from tandem.common.at_once import AnsweredAtOnce, AtOnce
 from tandem.common.callers import Metadata, caller_var
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, unavailable
 from tandem.common.logs import trace_id_var
 from tandem.common.message_limits import MalformedMessageError, MessageLimits
-from tandem.common.metrics import MethodMetrics
+from tandem.common.method_metrics import MethodMetrics
 from tandem.common.open_calls import OpenCalls, RunningRpc, RunningRpcs
-from tandem.common.request_log import begin_facts, note
+from tandem.common.request_log import begin_facts, level_of, note
 from tandem.common.rich_status import to_wire
-from tandem.common.rpc_ids import adopt_ids, echo_request_id, traceparent_var
+from tandem.common.rpc_ids import adopt_ids, echo_request_id, ids_in, traceparent_var
 from tandem.common.tracing import begin_request, exemplar
 from tandem.common.turns import Turns
 
@@ -47,9 +48,6 @@ logger = logging.getLogger("tandem.common.rpc")
 
 _OUR_FAULT = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
 _LARGE = 64 << 10  # bytes of a message; what is smaller takes two milliseconds at most
-# Seconds of calls whose line is at debug if they succeed, as those of what is no work (probes, load reports): a line
-# takes some 40 us of the processor, a tenth of a short Encode.
-_SHORT = 0.005
 
 T = TypeVar("T")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs only
@@ -70,10 +68,12 @@ class GuardedMethod:
         calls: OpenCalls | None,
         limits: MessageLimits | None,
         turns: Turns,
+        at_once: AtOnce | None,
     ) -> None:
         """Takes the handler of `path`, /package.Service/Method. `refusal` returns the error while no work is let in
         (None: the method is no work), `identify` the caller. The method counts among `calls` (None: it does not).
-        Without `limits`, no large message is taken."""
+        Without `limits`, no large message is taken. `at_once` answers what it can instead of
+        the handler."""
         self._path = path
         self._name = path.rpartition("/")[2]
         self._metrics = metrics
@@ -83,6 +83,7 @@ class GuardedMethod:
         self._calls = calls
         self._limits = limits
         self._turns = turns
+        self._quick = None if at_once is None else AnsweredAtOnce(path, at_once, metrics, refusal, identify)
         self._deserialize = handler.request_deserializer or bytes
         self.wrapped = self._wrap(handler)
 
@@ -108,6 +109,11 @@ class GuardedMethod:
         streaming = handler.request_streaming
 
         async def single(first: Any, context: Context) -> bytes | None:
+            if self._quick is not None and isinstance(first, bytes):
+                quick = self._quick.answer(first, context)
+                if quick is not None:
+                    return quick
+
             async def body() -> bytes:
                 answer = await behaviour(self._messages(context) if streaming else await self._parsed(first), context)
                 # Serialized here, so that an answer of the wrong type is an error like any other. A large one may come
@@ -186,7 +192,7 @@ class GuardedMethod:
         assert task is not None
         rpc = RunningRpc(self._path, task, work=self._refusal is not None)
         metadata = tuple(context.invocation_metadata() or ())
-        adopt_ids(metadata)
+        adopt_ids(*ids_in(metadata))
         caller = self._identify(context, metadata)
         caller_var.set(caller)
         facts = begin_facts()
@@ -198,7 +204,7 @@ class GuardedMethod:
         begin = time.perf_counter()
         code = "UNKNOWN"
         failure: ServiceError | None = None
-        self._metrics.in_flight.inc()
+        self._metrics.in_flight += 1
         self._running.add(rpc)
         try:
             result = await self._attempt(context, rpc, body)
@@ -214,10 +220,9 @@ class GuardedMethod:
         finally:
             self._running.remove(rpc)
             seconds = time.perf_counter() - begin
-            self._metrics.in_flight.dec()
+            self._metrics.in_flight -= 1
             self._metrics.handled(code, seconds, exemplar())
-            level = logging.INFO if self._refusal is not None and (code != "OK" or seconds >= _SHORT) else logging.DEBUG
-            note(self._name, code, seconds, caller, context.peer, facts, level)
+            note(self._name, code, seconds, caller, context.peer, facts, level_of(code, seconds, rpc.work))
             if span is not None:
                 span.end_call(self._path, code, seconds, facts)
         if failure is None:

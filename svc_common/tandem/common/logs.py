@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
-# Set by the interceptor: from the metadata `x-request-id`, or made anew.
+# Set for each RPC: from the metadata `x-request-id`, or made anew.
 request_id_var: ContextVar[str] = ContextVar("request_id", default="")
 # The trace id of the W3C `traceparent` metadata, if there was one.
 trace_id_var: ContextVar[str] = ContextVar("trace_id", default="")

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 
 import google.protobuf
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 
+from tandem.common.method_metrics import MethodMetrics, MethodsCollector
 from tandem.common.version import version
 
-HANDLING_BUCKETS = (
-    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
-)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-
-
-@dataclass(slots=True)
-class MethodMetrics:
-    """Keeps the labelled metrics of one RPC method: looking labels up costs more than counting."""
-
-    _handled: Counter
-    _service: str
-    _method: str
-    in_flight: Gauge
-    seconds: Histogram
-    _by_code: dict[str, Counter]
-
-    def handled(self, code: str, seconds: float, exemplar: dict[str, str] | None = None) -> None:
-        """Counts one RPC that ended with `code` (a name such as "OK") after `seconds`; `exemplar` is its trace."""
-        counter = self._by_code.get(code)
-        if counter is None:
-            counter = self._by_code[code] = self._handled.labels(self._service, self._method, code)
-        counter.inc()
-        self.seconds.observe(seconds, exemplar)
 
 
 class ServerMetrics:
@@ -85,21 +61,8 @@ class ServiceMetrics(ServerMetrics):
 
     def __init__(self, service: str) -> None:
         super().__init__(service)
-        labels = ("grpc_service", "grpc_method")
-        self._handled = Counter(
-            "tandem_grpc_server_handled_total",
-            "RPCs that ended, by status code.",
-            (*labels, "grpc_code"),
-            registry=self.registry,
-        )
-        self._in_flight = Gauge("tandem_grpc_server_in_flight", "RPCs that run now.", labels, registry=self.registry)
-        self._seconds = Histogram(
-            "tandem_grpc_server_handling_seconds",
-            "Time from the arrival of an RPC's request to its status.",
-            labels,
-            buckets=HANDLING_BUCKETS,
-            registry=self.registry,
-        )
+        self._methods = MethodsCollector()
+        self.registry.register(self._methods)
         self.too_many_calls = Counter(
             "tandem_grpc_server_too_many_calls_total",
             "Calls refused because too many were open.",
@@ -107,16 +70,9 @@ class ServiceMetrics(ServerMetrics):
         )
 
     def method(self, service: str, method: str) -> MethodMetrics:
-        """Makes the labelled metrics of one method; ask once and keep them."""
-        return MethodMetrics(
-            self._handled,
-            service,
-            method,
-            self._in_flight.labels(service, method),
-            self._seconds.labels(service, method),
-            {},
-        )
+        """Returns the metrics of one method; ask once and keep them."""
+        return self._methods.of(service, method)
 
     def unknown_method(self) -> None:
         """Counts a call of an unknown method; its name comes from the caller and is no label."""
-        self._handled.labels("unknown", "unknown", "UNIMPLEMENTED").inc()
+        self._methods.unknown += 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Sequence
 from contextvars import ContextVar
+from random import Random
 from typing import Any
 
 import grpc.aio
 
+from tandem.common.callers import Metadata
 from tandem.common.logs import request_id_var, trace_id_var
 
 traceparent_var: ContextVar[str] = ContextVar("traceparent", default="")  # as it came; "" where it is malformed
@@ -17,22 +17,28 @@ traceparent_var: ContextVar[str] = ContextVar("traceparent", default="")  # as i
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"  # W3C trace context
 
+_made = Random()  # noqa: S311 - ids need not be secret, and the system's numbers take a call of the kernel
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
-def adopt_ids(metadata: Sequence[tuple[str, str | bytes]]) -> None:
-    """Sets the ids that the log shows: the client's own where they are well formed."""
-    request_id = trace_id = traceparent = ""
+def ids_in(metadata: Metadata) -> tuple[str, str]:
+    """Returns the client's request id, or else a new one, and its `traceparent` as it came."""
+    request_id = traceparent = ""
     for key, value in metadata:
         if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             request_id = value
         elif key == TRACEPARENT and isinstance(value, str):
-            trace_id = trace_id_of(value)
-            traceparent = value if trace_id else ""
-    request_id_var.set(request_id or secrets.token_hex(8))
+            traceparent = value
+    return request_id or f"{_made.getrandbits(64):016x}", traceparent
+
+
+def adopt_ids(request_id: str, traceparent: str) -> None:
+    """Sets the ids that the log shows."""
+    request_id_var.set(request_id)
+    trace_id = trace_id_of(traceparent)
     trace_id_var.set(trace_id)
-    traceparent_var.set(traceparent)
+    traceparent_var.set(traceparent if trace_id else "")
 
 
 def trace_id_of(traceparent: str) -> str:

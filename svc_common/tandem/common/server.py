@@ -21,13 +21,13 @@ import grpc.aio
 from google.protobuf.internal import api_implementation
 
 from tandem.common.addresses import check_bindable, is_loopback, join
+from tandem.common.admission import Admission
 from tandem.common.base_server import BaseServer
 from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.callers import Callers
 from tandem.common.errors import StartError
 from tandem.common.health import SERVICE_NAME as HEALTH
 from tandem.common.health import Health, add_health
-from tandem.common.interceptor import AdmissionInterceptor
 from tandem.common.service import Service
 from tandem.common.settings import ServiceSettings
 from tandem.common.tls import TlsFiles, server_credentials
@@ -75,21 +75,18 @@ class RunningService(BaseServer):
         )
         names = (service.name, *_names(service))
         self._health = Health(names)
-        self._server = grpc.aio.server(
-            interceptors=[
-                AdmissionInterceptor(
-                    service.metrics,
-                    self.lifecycle,
-                    self.running,
-                    work=names,
-                    reachable=getattr(service, "reachable_while_draining", ()),
-                    callers=self._callers,
-                    max_calls=settings.max_concurrent_calls,
-                    limits=getattr(service, "limits", {}),
-                )
-            ],
-            options=server_options(settings),
+        self._admission = Admission(
+            service.metrics,
+            self.lifecycle,
+            self.running,
+            work=names,
+            reachable=getattr(service, "reachable_while_draining", ()),
+            callers=self._callers,
+            max_calls=settings.max_concurrent_calls,
+            limits=getattr(service, "limits", {}),
+            at_once=getattr(service, "at_once", {}),
         )
+        self._server = grpc.aio.server(handlers=(self._admission,), options=server_options(settings))
 
     async def bind(self) -> None:
         """Opens both ports; from here on probes are answered and work is refused. Raises StartError."""
@@ -102,14 +99,15 @@ class RunningService(BaseServer):
         self._observe()
         host, port = self._settings.host, self._settings.port
         check_bindable(host, port, "gRPC")
-        by_name = cast(grpc.aio.Server, _ByName(self._server))
-        add_health(self._health, by_name)
-        self._service.register(by_name)
+        methods = cast(grpc.aio.Server, self._admission)
+        add_health(self._health, methods)
+        self._service.register(methods)
         if self._settings.reflection:
-            from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+            from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ignore[import-untyped]
 
             names = (self._service.name, *_names(self._service), HEALTH, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            servicer = reflection.aio.ReflectionServicer(names)
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, methods)
         try:
             port = self._open(join(host, port))
         except RuntimeError:
@@ -147,20 +145,6 @@ class RunningService(BaseServer):
     def _show_state(self) -> None:
         self._health.set_ready(self.lifecycle.serving)
         super()._show_state()
-
-
-class _ByName:
-    """A server whose methods are all looked up by the name in the call.
-
-    For each registered method grpc.aio keeps a task that waits for its next call, and sets up the wait for all of them
-    anew at every call: with twelve methods a quarter of what a bare call costs.
-    """
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
-
-    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """Does nothing: the same methods come as a generic handler too."""
 
 
 def _names(service: Service) -> Sequence[str]:

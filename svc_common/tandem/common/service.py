@@ -23,6 +23,7 @@ class Service(Protocol):
 
     - `names: Sequence[str]`: further proto services that take work;
     - `reachable_while_draining: Collection[str]`: methods served in any state;
+    - `at_once: Mapping[str, AtOnce]`: what answers requests to a method without its handler (`at_once.py`);
     - `operators: BearerTokens | None` and `operator_methods: Collection[str]`: who else may call (`callers.py`).
     """
 

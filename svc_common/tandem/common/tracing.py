@@ -142,6 +142,11 @@ def stop_tracing() -> None:
     _traces = None
 
 
+def is_tracing() -> bool:
+    """Tells whether spans are made of requests."""
+    return _traces is not None
+
+
 def begin_request(name: str, traceparent: str) -> RequestSpan | None:
     """Begins the span of the request that this task serves from here on; None where nobody traces."""
     if _traces is None:

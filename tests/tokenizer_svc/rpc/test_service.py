@@ -10,9 +10,10 @@ import grpc
 import pytest
 import tokenizers
 
+from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.encoding import Segment
 from tandem.tokenizer.formats import load_tokenizer
-from tandem.tokenizer.rpc.metrics import InputTokens
+from tandem.tokenizer.rpc.metrics import TokenizerMetrics
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -432,12 +433,23 @@ async def test_metrics_count_tokens_and_bytes(start_service: Any) -> None:
 
 def test_inputs_are_counted_alike_one_by_one_and_together() -> None:
     sizes = [0, 1, 2, 4, 5, 16, 17, 1024, 1025, 1_048_576, 1_048_577]
-    alone, together = InputTokens(), InputTokens()
+    metrics = TokenizerMetrics()
+    alone, together, whole = (metrics.named(name, EncodeCache(0)).encoded for name in ("alone", "together", "whole"))
     for size in sizes:
-        alone.observe(size)
-    together.observe(*sizes)
-    assert alone.read() == together.read()
-    assert alone.read()[0][0] == ("1.0", 2) and alone.read()[0][-1] == ("+Inf", len(sizes))
+        alone.add_inputs(size)
+        whole.add_input(3, size)
+    together.add_inputs(*sizes)
+
+    def value(name: str, tokenizer: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"tandem_tokenizer_{name}", {"tokenizer": tokenizer, **labels})
+
+    for tokenizer in ("alone", "together", "whole"):
+        found = [value("input_tokens_bucket", tokenizer, le=bound) for bound in ("1.0", "4.0", "16.0", "64.0", "+Inf")]
+        assert found == [2, 4, 6, 7, len(sizes)]
+        assert value("input_tokens_sum", tokenizer) == sum(sizes)
+    assert value("encoded_bytes_total", "whole") == 3 * len(sizes)
+    assert value("encoded_tokens_total", "whole") == sum(sizes)
+    assert value("encoded_tokens_total", "together") == 0
 
 
 async def test_a_large_text_that_threads_share_has_the_ids_of_the_whole(start_service: Any, shared_data: Path) -> None:

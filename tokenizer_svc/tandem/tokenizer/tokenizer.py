@@ -16,9 +16,12 @@ from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInT
 from tandem.tokenizer.fragments import FragmentSplitter
 from tandem.tokenizer.guarded_encoder import GuardedEncoder
 from tandem.tokenizer.id_decoder import IdDecoder
+from tandem.tokenizer.native.compiled_encoder import CompiledEncoder
 from tandem.tokenizer.offsets import code_point_ends, to_code_points
 from tandem.tokenizer.pairs import pair_encoding, truncated
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabularies.normalized import NormalizedVocabulary
+from tandem.tokenizer.vocabularies.rwkv import RwkvVocabulary
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabulary import (
     Located,
@@ -282,6 +285,14 @@ class Tokenizer(IdDecoder):
                 parts.append(text[at : found.start()])
                 at = found.start()
         return [*parts, text[at:]]
+
+    def compiled_text(self) -> tuple[CompiledEncoder, bytes] | None:
+        """Returns the encoder to which text of the policy TEXT goes as it is, and the first bytes of the tokens that
+        are looked for before; None where it is not compiled, or something is done to text."""
+        encoder = self.vocabulary.compiled if isinstance(self.vocabulary, (BpeVocabulary, RwkvVocabulary)) else None
+        if encoder is None or self.config.adds_space_prefix:
+            return None
+        return encoder, bytes({token.text.encode()[0] for token in self._user_defined if token.text})
 
     def added_ids(self) -> tuple[Ids, Ids]:
         """Returns the ids that add_special puts in front and behind."""

@@ -26,10 +26,10 @@ class CompiledEncoder:
         self, function: Callable[..., int], works_on: ctypes.Structure, learn: Callable[[Ids], None] | None = None
     ) -> None:
         """`learn` looks up what the function does not know about characters; None means that it knows all."""
-        self._function = function
+        self.function = function
         self._learn = learn
         self._works_on = works_on
-        self._address = ctypes.addressof(works_on)
+        self.address = ctypes.addressof(works_on)  # its first argument
 
     def encode(self, text: str) -> Ids:
         """Returns the ids of a text, which is valid Unicode."""
@@ -64,8 +64,8 @@ class CompiledEncoder:
     def _run(self, data: bytes, ends: array[int], counts: array[int], out: Ids, offsets: Ids | None) -> int:
         """Returns how many ids there are; fills `counts` with how many there are up to the end of each text."""
         while True:
-            total = self._function(
-                self._address,
+            total = self.function(
+                self.address,
                 data,
                 pointer(ends),
                 len(ends),

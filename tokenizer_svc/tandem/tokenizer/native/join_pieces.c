@@ -1,7 +1,6 @@
 // Ids to bytes, and lists of ids to the texts of an answer as they are on the wire.
 
-#include <stdint.h>
-#include <string.h>
+#include "wire.h"
 
 #define WIDE 16  // bytes that are copied in one go
 #define HEAD 22  // bytes that stand in front of a text on the wire, at most
@@ -22,34 +21,6 @@ void tandem_join(const uint8_t *bytes, const uint32_t *starts, const uint32_t *i
         else memcpy(out, bytes + start, size);
         out += size;
     }
-}
-
-// Whether all is UTF-8: no surrogates, nothing longer than it must be, nothing above U+10FFFF.
-static int is_utf8(const uint8_t *p, const uint8_t *end) {
-    uint64_t word;
-    while (p < end) {
-        if (end - p >= 8 && (memcpy(&word, p, 8), !(word & 0x8080808080808080u))) {
-            p += 8;
-            continue;
-        }
-        uint8_t lead = *p++, low = 0x80, high = 0xBF;
-        if (lead < 0x80) continue;
-        if (lead < 0xC2 || lead > 0xF4) return 0;
-        int more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
-        if (end - p < more) return 0;
-        if (lead == 0xE0 || lead == 0xF0) low = lead == 0xE0 ? 0xA0 : 0x90;
-        if (lead == 0xED || lead == 0xF4) high = lead == 0xED ? 0x9F : 0x8F;
-        if (*p < low || *p > high) return 0;
-        for (p++; --more; p++)
-            if ((*p & 0xC0) != 0x80) return 0;
-    }
-    return 1;
-}
-
-static uint8_t *put_varint(uint8_t *out, uint64_t value) {
-    for (; value > 0x7F; value >>= 7) *out++ = (uint8_t)(value | 0x80);
-    *out++ = (uint8_t)value;
-    return out;
 }
 
 // Writes a message in the field 1 for each list of ids, with its text in the field 1. List n goes from `begins[n]` to

@@ -20,14 +20,18 @@ _FUNCTIONS: dict[str, Signature] = {
     "size": ([*[_POINTER] * 2, _SIZE], _SIZE),
     "join": ([ctypes.c_char_p, *[_POINTER] * 2, _SIZE, _POINTER], None),
     "texts": ([ctypes.c_char_p, *[_POINTER] * 5, _SIZE, *[_POINTER] * 2], _SIZE),
+    "small_encode": ([_POINTER, ctypes.c_char_p, _SIZE, _SIZE], _SIZE),
 }
 _BPE = "vocabularies/bpe"
 
 SOURCES = CSources(
     Path(__file__).parent.parent,
     "encoders",
-    (f"{_BPE}/pre_tokenize.c", f"{_BPE}/merge.c", "vocabularies/longest_match.c", "native/join_pieces.c"),
-    (f"{_BPE}/bpe.h",),
+    (
+        *(f"{_BPE}/pre_tokenize.c", f"{_BPE}/merge.c", "vocabularies/longest_match.c"),
+        *("native/join_pieces.c", "native/small_encode.c"),
+    ),
+    (f"{_BPE}/bpe.h", "native/wire.h"),
     _FUNCTIONS,
 )
 

@@ -34,18 +34,16 @@ class EncodeCalls:
         self._longest_at_once = min(settings.inline_bytes, settings.max_input_bytes)  # bytes of a text
         self._pool = pool
 
-    def encode_little(self, loaded: Loaded, request: pb.EncodeRequest) -> bytes | None:
-        """Returns the EncodeResponse where the ids alone of one small plain text are asked for, as nearly always; None
-        where more is."""
+    def encode_little(self, loaded: Loaded, request: pb.EncodeRequest) -> tuple[bytes, int] | None:
+        """Returns the EncodeResponse and its number of tokens where the ids alone of one small plain text are asked
+        for, as nearly always; None where more is."""
         plain = plain_text(request.input, self._longest_at_once)
         if plain is None or request.include_offsets or request.include_pieces:
             return None
         text, size, add_special = plain
-        loaded.metrics.encoded_bytes.inc(size)
         ids = loaded.tokenizer.encode_segments((Segment(text),), add_special).id_array
-        loaded.metrics.input_tokens.observe(len(ids))
-        _count(loaded, len(ids))
-        return b"".join([*encoding_field(ids, len(ids)), loaded.fingerprint_field])
+        loaded.metrics.encoded.add_input(size, len(ids))
+        return b"".join([*encoding_field(ids, len(ids)), loaded.fingerprint_field]), len(ids)
 
     async def encode(self, loaded: Loaded, job: EncodeJob, offsets: bool, pieces: bool) -> bytes:
         """Returns an EncodeResponse. Raises ServiceError."""
@@ -84,7 +82,7 @@ class EncodeCalls:
             for few in _few_at_once(texts):
                 found = loaded.tokenizer.encode_many(few, add_special=False)
                 counts = [len(ids) + added for ids in found]
-                loaded.metrics.input_tokens.observe(*counts)
+                loaded.metrics.encoded.add_inputs(*counts)
                 parts += plain_encodings(found, front, back)
                 total += sum(counts)
             return b"".join(parts), total
@@ -106,7 +104,7 @@ class EncodeCalls:
             ]
 
         counts = list(chain.from_iterable(await self._spread(loaded, plain.texts, plain.sizes, len(plain.texts), work)))
-        loaded.metrics.input_tokens.observe(*counts)
+        loaded.metrics.encoded.add_inputs(*counts)
         _count(loaded, sum(counts))
         return counts
 
@@ -172,7 +170,7 @@ class EncodeCalls:
         """Does the work at once where it is small, else in as many threads as it can fill. `sizes` are in bytes,
         `segments` counts those of all inputs."""
         total = sum(sizes)
-        loaded.metrics.encoded_bytes.inc(total)
+        loaded.metrics.encoded.add(size=total)
         if self.is_little(total, segments):
             return [work(inputs)]
         groups = _groups(inputs, sizes, min(self._pool.threads, 1 + total // max(1, self._settings.inline_bytes)))
@@ -203,9 +201,9 @@ class EncodeCalls:
 
         made = await self.in_pool([partial(work, number) for number in range(len(parts))])
         total = sum(count for _, count in made)
-        loaded.metrics.encoded_bytes.inc(job.size)
+        loaded.metrics.encoded.add(size=job.size)
         _count(loaded, total)
-        loaded.metrics.input_tokens.observe(total)
+        loaded.metrics.encoded.add_inputs(total)
         rest = pb.EncodeResponse(encoding=pb.Encoding(total_tokens=total), fingerprint=tokenizer.fingerprint)
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
 
@@ -239,12 +237,12 @@ def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
     except SpecialTokenInText as error:
         field = f"{job.field}.{'pair' if error.of_pair else 'segments'}[{error.segment}].text"
         raise invalid_argument([FieldViolation(field, f"{error}, and the segment's policy is REJECT")]) from None
-    loaded.metrics.input_tokens.observe(encoding.total_tokens)
+    loaded.metrics.encoded.add_inputs(encoding.total_tokens)
     return encoding
 
 
 def _count(loaded: Loaded, tokens: int) -> None:
-    loaded.metrics.encoded_tokens.inc(tokens)
+    loaded.metrics.encoded.add(tokens=tokens)
     tell(tokenizer=loaded.name, tokens=tokens)
 
 

@@ -19,6 +19,7 @@ from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.rpc.metrics import NamedMetrics, TokenizerMetrics
+from tandem.tokenizer.rpc.small_encodes import SmallEncodes, small_encodes
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -39,6 +40,7 @@ class Loaded:
     answer_format: Format | None  # of what the model says, as its chat template gives it away
     specials: Mapping[str, SpecialToken]  # by their texts
     fingerprint_field: bytes  # of an EncodeResponse
+    small: SmallEncodes | None
 
 
 class LoadedTokenizers:
@@ -48,6 +50,7 @@ class LoadedTokenizers:
         self._settings = settings
         self._metrics = metrics
         self._paths = settings.tokenizers()
+        self._default = next(iter(self._paths), "")
         self._loaded: dict[str, Loaded] = {}  # the least recently asked for first
         self._locks = {name: asyncio.Lock() for name in self._paths}
 
@@ -110,10 +113,6 @@ class LoadedTokenizers:
                 except FormatError as error:
                     logger.error("tokenizer %s is not reloaded: %s", name, error)
 
-    @property
-    def _default(self) -> str:
-        return next(iter(self._paths), "")
-
     async def _load(self, name: str) -> Loaded:
         started = time.monotonic()
         path: Path = self._paths[name]
@@ -124,15 +123,19 @@ class LoadedTokenizers:
         if self._settings.encode_cache_bytes:
             tokenizer = tokenizer.with_cache(cache)
         template = template_of(tokenizer)
+        metrics = self._metrics.named(name, cache)
+        longest = min(settings.inline_bytes, settings.max_input_bytes)
+        fingerprint = pb.EncodeResponse(fingerprint=tokenizer.fingerprint).SerializeToString()
         loaded = Loaded(
             name,
             tokenizer,
             cache,
-            self._metrics.named(name, cache),
+            metrics,
             template,
             format_of(template),
             {token.text: token for token in tokenizer.table.specials},
-            pb.EncodeResponse(fingerprint=tokenizer.fingerprint).SerializeToString(),
+            fingerprint,
+            small_encodes(tokenizer, fingerprint, longest, metrics.encoded.small),
         )
         self._loaded.pop(name, None)
         self._loaded[name] = loaded

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from operator import add
 
 import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
@@ -17,57 +19,85 @@ from prometheus_client.utils import floatToGoString
 
 from tandem.common.metrics import ServiceMetrics
 from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.rpc.small_encodes import SmallCounts
 
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+_BOUNDS = (*map(floatToGoString, _TOKEN_BUCKETS), "+Inf")
 _WAIT_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
-class InputTokens:
-    """Counts inputs by their number of tokens, many at once."""
+class EncodedTexts:
+    """Counts what one tokenizer has encoded. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = np.zeros(len(_TOKEN_BUCKETS) + 1, np.int64)
-        self._sum = 0
+        self._inputs = [0] * (len(_TOKEN_BUCKETS) + 1)  # by their number of tokens
+        self._input_tokens = 0
+        self._tokens = 0
+        self._bytes = 0
+        self.small = SmallCounts(_TOKEN_BUCKETS)  # of requests that are answered at once
 
-    def observe(self, *tokens: int) -> None:
+    def add(self, size: int = 0, tokens: int = 0) -> None:
+        """Counts text of that many bytes, and tokens made of text, but no input."""
+        with self._lock:
+            self._bytes += size
+            self._tokens += tokens
+
+    def add_input(self, size: int, tokens: int) -> None:
+        """Counts one input, its text and its tokens."""
+        with self._lock:
+            self._inputs[bisect_left(_TOKEN_BUCKETS, tokens)] += 1
+            self._input_tokens += tokens
+            self._tokens += tokens
+            self._bytes += size
+
+    def add_inputs(self, *tokens: int) -> None:
+        """Counts inputs of so many tokens each, but neither text nor tokens."""
         if len(tokens) == 1:  # numpy would take five microseconds
             with self._lock:
-                self._counts[bisect_left(_TOKEN_BUCKETS, tokens[0])] += 1
-                self._sum += tokens[0]
+                self._inputs[bisect_left(_TOKEN_BUCKETS, tokens[0])] += 1
+                self._input_tokens += tokens[0]
             return
-        counts = np.bincount(np.searchsorted(_TOKEN_BUCKETS, tokens), minlength=len(_TOKEN_BUCKETS) + 1)
+        counts = np.bincount(np.searchsorted(_TOKEN_BUCKETS, tokens), minlength=len(self._inputs)).tolist()
         with self._lock:
-            self._counts += counts
-            self._sum += sum(tokens)
+            self._inputs = list(map(add, self._inputs, counts))
+            self._input_tokens += sum(tokens)
 
-    def read(self) -> tuple[list[tuple[str, float]], float]:
-        """Returns cumulative counts by upper bound, and the sum."""
+    def add_to(
+        self, tokenizer: str, tokens: CounterMetricFamily, size: CounterMetricFamily, inputs: HistogramMetricFamily
+    ) -> None:
+        """Adds what was counted to the families."""
+        small_size, small_tokens, small_inputs = self.small.read()
         with self._lock:
-            counts, total = self._counts.cumsum().tolist(), self._sum
-        bounds = [*map(floatToGoString, _TOKEN_BUCKETS), "+Inf"]
-        return list(zip(bounds, counts, strict=True)), total
+            tokens.add_metric((tokenizer,), self._tokens + small_tokens)
+            size.add_metric((tokenizer,), self._bytes + small_size)
+            counts = accumulate(map(add, self._inputs, small_inputs))
+            buckets = list(zip(_BOUNDS, counts, strict=True))
+            inputs.add_metric((tokenizer,), buckets, self._input_tokens + small_tokens)
 
 
-class _InputTokensCollector(Collector):
-    def __init__(self, histograms: Mapping[str, InputTokens]) -> None:
-        self._histograms = histograms
+class _EncodedCollector(Collector):
+    def __init__(self, encoded: Mapping[str, EncodedTexts]) -> None:
+        self._encoded = encoded
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
 
     def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily("tandem_tokenizer_input_tokens", "Tokens of one input.", labels=("tokenizer",))
-        for name, histogram in list(self._histograms.items()):
-            buckets, total = histogram.read()
-            family.add_metric((name,), buckets, total)
-        return [family]
+        labels = ("tokenizer",)
+        tokens = CounterMetricFamily("tandem_tokenizer_encoded_tokens", "Tokens made from text.", labels=labels)
+        size = CounterMetricFamily("tandem_tokenizer_encoded_bytes", "Text that was encoded, in bytes.", labels=labels)
+        inputs = HistogramMetricFamily("tandem_tokenizer_input_tokens", "Tokens of one input.", labels=labels)
+        for name, encoded in list(self._encoded.items()):
+            encoded.add_to(name, tokens, size, inputs)
+        return tokens, size, inputs
 
 
 @dataclass(frozen=True, slots=True)
 class NamedMetrics:
     """The metrics of one tokenizer; looking labels up costs more than counting."""
 
-    encoded_tokens: Counter
-    encoded_bytes: Counter
-    input_tokens: InputTokens
+    encoded: EncodedTexts
     decoded_tokens: Counter
     decoded_bytes: Counter
     streams: Counter
@@ -128,8 +158,6 @@ class TokenizerMetrics(ServiceMetrics):
         def gauge(name: str, words: str) -> Gauge:
             return Gauge(f"tandem_tokenizer_{name}", words, registry=self.registry)
 
-        self._encoded_tokens = counter("encoded_tokens_total", "Tokens made from text.", "tokenizer")
-        self._encoded_bytes = counter("encoded_bytes_total", "Text that was encoded, in bytes.", "tokenizer")
         self._decoded_tokens = counter("decoded_tokens_total", "Ids turned into text.", "tokenizer")
         self._decoded_bytes = counter("decoded_bytes_total", "Text decoded from ids, in bytes.", "tokenizer")
         self._streams = counter("streams_total", "Decode streams that were opened.", "tokenizer")
@@ -144,8 +172,8 @@ class TokenizerMetrics(ServiceMetrics):
         self.stream_messages = counter("stream_messages_total", "Messages received by DecodeStream.")
         self.stream_requests = counter("stream_requests_total", "Requests in DecodeStream messages; a batch has many.")
         self.stream_errors = counter("stream_errors_total", "Requests of a batch that were refused.", "grpc_code")
-        self._input_tokens: dict[str, InputTokens] = {}
-        self.registry.register(_InputTokensCollector(self._input_tokens))
+        self._encoded: dict[str, EncodedTexts] = {}
+        self.registry.register(_EncodedCollector(self._encoded))
         self._caches: dict[str, EncodeCache] = {}
         self.registry.register(_CacheCollector(self._caches))
         self.chat_refused = counter("chat_refused_total", "Conversations refused because too many were queued.")
@@ -165,9 +193,7 @@ class TokenizerMetrics(ServiceMetrics):
         shown."""
         self._caches[tokenizer] = cache
         return NamedMetrics(
-            self._encoded_tokens.labels(tokenizer),
-            self._encoded_bytes.labels(tokenizer),
-            self._input_tokens.setdefault(tokenizer, InputTokens()),
+            self._encoded.setdefault(tokenizer, EncodedTexts()),
             self._decoded_tokens.labels(tokenizer),
             self._decoded_bytes.labels(tokenizer),
             self._streams.labels(tokenizer),

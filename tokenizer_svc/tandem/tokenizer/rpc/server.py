@@ -30,6 +30,7 @@ from tandem.tokenizer.rpc.limits import request_limits
 from tandem.tokenizer.rpc.loaded import Loaded, LoadedTokenizers
 from tandem.tokenizer.rpc.metrics import TokenizerMetrics
 from tandem.tokenizer.rpc.pool import WorkPool
+from tandem.tokenizer.rpc.small_encode_calls import SmallEncodeCalls
 from tandem.tokenizer.rpc.stream_calls import DecodeStreamCall
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -56,6 +57,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._reloads: set[asyncio.Task[None]] = set()
         self._pool = WorkPool(settings.thread_count, settings.max_queued_jobs, self.metrics)
         self._encoding = EncodeCalls(settings, self._pool)
+        self.at_once = {f"/{self.name}/Encode": SmallEncodeCalls(self._loaded, self._encoding)}
         self._in_pool = self._encoding.in_pool
         self._decoding = DecodeCalls(settings, self._encoding)
         waiting = settings.max_queued_jobs
@@ -152,7 +154,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
-        if (answer := self._encoding.encode_little(loaded, request)) is not None:
+        if (little := self._encoding.encode_little(loaded, request)) is not None:
+            answer, tokens = little
+            tell(tokenizer=loaded.name, tokens=tokens)
             return answer
         read = partial(validation.encode_job, request, loaded.tokenizer, self._settings)
         job = await self._encoding.read([request.input], read)
@@ -232,10 +236,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             policy = CHAT_POLICIES[request.special_tokens]
             encoding = encode_runs(loaded.tokenizer, runs, request.include_content_mask, policy)
             text = "".join(part for _, part in runs)
-            loaded.metrics.encoded_tokens.inc(len(encoding.id_array))
+            loaded.metrics.encoded.add_input(len(text.encode()), len(encoding.id_array))
             tell(tokenizer=loaded.name, tokens=len(encoding.id_array))
-            loaded.metrics.encoded_bytes.inc(len(text.encode()))
-            loaded.metrics.input_tokens.observe(len(encoding.id_array))
             response = chat_response(
                 encoding.id_array,
                 text if request.include_rendered_text else "",

@@ -42,6 +42,10 @@ class RwkvVocabulary:
             self._encoder = PlainLongest(ids, unk_id)
             self.encoder = f"Python ({reason})"
 
+    @property
+    def compiled(self) -> CompiledEncoder | None:
+        return self._encoder if isinstance(self._encoder, CompiledLongest) else None
+
     def encode(self, text: str) -> Ids:
         return self._encoder.encode(text)
 

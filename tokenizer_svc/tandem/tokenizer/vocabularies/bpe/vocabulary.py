@@ -60,15 +60,15 @@ class BpeVocabulary:
         self._lengths = np.zeros(max(known_ids) + 1, np.uint32)  # in bytes, by id
         self._lengths[known_ids] = list(map(len, [*tokens, *others]))
         self._ranks_are_ids = bool((self._ids == np.arange(len(self._ids), dtype=np.uint32)).all())
-        self._compiled: CompiledBpe | None = None
+        self.compiled: CompiledBpe | None = None
         self._plain: TiktokenBpe | None = None
         try:
             # By the engine that tells letters and digits in `TiktokenBpe`: each has a Unicode version of its own.
             engine = tiktokens if by_tiktokens_engine(self._patterns) and not others else regexs
-            self._compiled = compiled_bpe(
+            self.compiled = compiled_bpe(
                 self._patterns, engine, [*merging, *others], len(merging), self._expansions(), merges, whole
             )
-            by_pair = self._compiled.by_pair
+            by_pair = self.compiled.by_pair
             self.encoder = "compiled"
         except NotServed as reason:
             rank = count()
@@ -84,22 +84,22 @@ class BpeVocabulary:
         self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES else None
 
     def encode(self, text: str) -> Ids:
-        if self._compiled is not None:
-            return self._compiled.encode(text)
+        if self.compiled is not None:
+            return self.compiled.encode(text)
         assert self._plain is not None
         return self._ids_of_ranks(self._plain.encode(text))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text, by one call where that is possible."""
-        if self._compiled is not None:
-            return self._compiled.encode_many(texts)
+        if self.compiled is not None:
+            return self.compiled.encode_many(texts)
         assert self._plain is not None
         found = self._plain.encode_many(texts)
         return found if self._ranks_are_ids else list(map(self._ids_of_ranks, found))
 
     def encode_with_offsets(self, text: str) -> Located:
-        if self._compiled is not None:
-            ids, starts = self._compiled.encode_with_offsets(text)
+        if self.compiled is not None:
+            ids, starts = self.compiled.encode_with_offsets(text)
         else:
             assert self._plain is not None
             ranks, starts = self._plain.encode_with_offsets(text)

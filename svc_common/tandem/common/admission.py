@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import grpc
-import grpc.aio
 
+from tandem.common.at_once import AtOnce
 from tandem.common.callers import Callers
 from tandem.common.errors import ServiceError, draining, unavailable
 from tandem.common.guarded_method import GuardedMethod
@@ -26,12 +26,15 @@ from tandem.common.service import Lifecycle
 from tandem.common.turns import Turns
 
 
-class AdmissionInterceptor(grpc.aio.ServerInterceptor):
+class Admission(grpc.GenericRpcHandler):
     """Admits the RPCs of one server; each method it lets in is a `GuardedMethod`.
+
+    It is the only handler that gRPC knows: services add theirs to it as to a server. (An interceptor would do the same,
+    and each call would wait for two more coroutines.)
 
     `work` are the proto services whose new RPCs are refused while the server does not accept, or while `max_calls` of
     them are open; methods in `reachable` are let in nevertheless. `limits` are those of large requests, by the path of
-    their method.
+    their method, and `at_once` what answers small ones.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         callers: Callers,
         max_calls: int,
         limits: Mapping[str, MessageLimits],
+        at_once: Mapping[str, AtOnce],
     ) -> None:
         self._metrics = metrics
         self._lifecycle = lifecycle
@@ -53,16 +57,26 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         self._callers = callers
         self._calls = OpenCalls(max_calls, metrics.too_many_calls)
         self._limits = limits
+        self._at_once = at_once
         self._turns = Turns()
+        self._handlers: list[grpc.GenericRpcHandler] = []
         self._methods: dict[str, GuardedMethod] = {}
 
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any
-    ) -> Any:
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Adds the methods of a service, as `grpc.aio.Server` does."""
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """Does nothing: the same methods come as a generic handler too, and are looked up by the name in the call. For
+        each registered method grpc.aio keeps a task that waits for its next call, and sets up the wait for all of them
+        anew at every call: with twelve methods a quarter of what a bare call costs."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Returns the handler of a call; None where there is no such method."""
         path: str = handler_call_details.method
         method = self._methods.get(path)
         if method is None:
-            handler = await continuation(handler_call_details)
+            handler = next(filter(None, (each.service(handler_call_details) for each in self._handlers)), None)
             if handler is None:
                 self._metrics.unknown_method()
                 return None
@@ -78,8 +92,12 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
                 calls=self._calls if is_work else None,
                 limits=self._limits.get(path),
                 turns=self._turns,
+                at_once=self._at_once.get(path),
             )
-        refusal = self._callers.refusal(path, handler_call_details.invocation_metadata) or method.refusal()
+        refusal = None
+        if self._callers.have_tokens:
+            refusal = self._callers.refusal(path, handler_call_details.invocation_metadata)
+        refusal = refusal or method.refusal()
         return method.wrapped if refusal is None else method.refusing(refusal)
 
     def _refusal(self) -> ServiceError | None:
