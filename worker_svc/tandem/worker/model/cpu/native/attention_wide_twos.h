@@ -7,6 +7,10 @@
 // bf16, tiles read 0.84 as quickly for two queries of 128 numbers where memory is the limit.) A block of many rows has its
 // keys turned, so that 32 keys lie across two registers, and adds up the same in the same order.
 //
+// Few rows of bf16 wait for memory. A core has so many misses in flight and no more, so what comes next is asked for line
+// by line, as evenly as lines are loaded, and these are loaded in the order that they lie in: 16 at once, or another order,
+// read 61 GB/s where this reads 69, of 78 that two cores of two chiplets get (benchmarks/pages/long_contexts.md).
+//
 // STORED is the format. Of fp8, 64 numbers become two units: the first has the lower half of each of their four blocks, the
 // second the upper one, as they come out of their bytes; queries and what is added up have that order.
 
@@ -14,6 +18,7 @@
 
 #include "attention_wide.h"
 
+#define LINE 64        // bytes of the caches
 #define UNIT 32        // numbers of a register
 #define TURNED 32      // keys of two registers
 #define FEW_TWOS 8     // rows, as FEW, whose scores are computed at once
@@ -64,6 +69,12 @@ INLINE __m512i stored_at(const void *vectors, int64_t n, int64_t i, int64_t d) {
     return d - i >= UNIT ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(first_of(d - i), from);
 }
 
+// Keeps the compiler from loading what comes later before this.
+INLINE __m512i in_order(__m512i loaded) {
+    __asm__ volatile("" : "+v"(loaded));
+    return loaded;
+}
+
 // Those of four keys become tiles of what is stored, each of which becomes UNITS_AT_ONCE, in the order of their units.
 INLINE void four_tiles(const __m512i x[4], __m512i to[4]) {
     if (STORED == FP8) {
@@ -104,34 +115,57 @@ INLINE __m512 power_of_two(__m512 x) {
     return _mm512_scalef_ps(y, x);
 }
 
-// One row's scores s [width] become weights of bf16, in their place. Its sums o
-// [wide], m and l [16] follow.
-INLINE void weigh(float *s, int64_t width, Seen seen, float *o, int64_t wide, float *m, float *l) {
-    if (seen.first >= seen.last) {
-        memset(s, 0, (size_t)width * sizeof(uint16_t));
-        return;
-    }
-    hide(s, width, seen);
-    __m512 most = _mm512_set1_ps(*m);
-    for (int64_t i = 0; i < width; i += 16) most = _mm512_max_ps(_mm512_load_ps(s + i), most);
-    const float largest = _mm512_reduce_max_ps(most);
-    const __m512 shift = _mm512_set1_ps(largest);
+// Scores s [width] of `rows` rows, `apart` from one to the next, become weights of bf16, in their place. Their sums o
+// [wide], m and l [16] follow. Two rows at once hide what one waits for.
+INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, const Sums *of, int64_t row, int64_t wide) {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
-    __m512 sum = _mm512_load_ps(l);
-    if (largest > *m) {
-        const __m512 shrink = power_of_two(_mm512_set1_ps(*m - largest));
-        for (int64_t i = 0; i < wide; i += 16) _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
-        sum = _mm512_mul_ps(sum, shrink);
-        *m = largest;
+    float *m = of->m + row, *l = of->l + row * LANES, *o = of->o + row * wide;
+    __m512 most[2], sum[2];
+    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]);
+    for (int64_t i = 0; i < width; i += 16)
+        for (int r = 0; r < rows; r++) most[r] = _mm512_max_ps(_mm512_load_ps(s + r * apart + i), most[r]);
+    for (int r = 0; r < rows; r++) {
+        const float largest = _mm512_reduce_max_ps(most[r]);
+        most[r] = _mm512_set1_ps(largest);
+        sum[r] = _mm512_load_ps(l + r * LANES);
+        if (largest > m[r]) {
+            const __m512 shrink = power_of_two(_mm512_set1_ps(m[r] - largest));
+            for (int64_t i = r * wide; i < (r + 1) * wide; i += 16)
+                _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
+            sum[r] = _mm512_mul_ps(sum[r], shrink);
+            m[r] = largest;
+        }
     }
-    for (int64_t i = 0; i < width; i += UNIT) {
-        const __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(s + i), shift));
-        const __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(s + i + 16), shift));
-        const __m512i weights = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-        sum = add_twos(sum, weights, ones);
-        _mm512_store_si512(s + i / 2, weights);
+    for (int64_t i = 0; i < width; i += UNIT)
+        for (int r = 0; r < rows; r++) {
+            float *here = s + r * apart + i;
+            const __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
+            const __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(here + 16), most[r]));
+            const __m512i weights = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+            sum[r] = add_twos(sum[r], weights, ones);
+            _mm512_store_si512(s + r * apart + i / 2, weights);
+        }
+    for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
+}
+
+// The same of all rows of a block. What a row does not see of the page at `start` weighs nothing.
+INLINE void weigh_all(const Attention *a, const int32_t *block, int64_t start, int64_t keys, int64_t rows, float *s,
+                      int64_t apart, const Sums *of, int64_t wide) {
+    const int64_t width = whole(keys, UNIT);
+    for (int64_t row = 0; row < rows;) {
+        int some = 0;  // rows that see anything, at most two
+        for (; some < 2 && row + some < rows; some++) {
+            const Seen seen = seen_by(a, block, row + some, start, keys);
+            if (seen.first >= seen.last) break;
+            float *here = s + (row + some) * apart;
+            if (a->cap > 0) wide_soft_cap(here, width, a->cap, LOG2_E);
+            hide(here, width, seen);
+        }
+        if (some == 2) weigh(2, s + row * apart, apart, width, of, row, wide);
+        else if (some) weigh(1, s + row * apart, apart, width, of, row, wide);
+        else memset(s + row * apart, 0, (size_t)width * sizeof(uint16_t)), some = 1;
+        row += some;
     }
-    _mm512_store_ps(l, sum);
 }
 
 static void wide_attention_twos_begin(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
@@ -159,18 +193,29 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
 
 // Of bf16: scores of four keys from number `key` on, or one, by lines as they are: q [rows], s [rows, width].
 INLINE void score_lines(const int rows, const int keys, const uint32_t *q, int64_t row, const void *k, int64_t key,
-                        const int64_t d, float *s, int64_t width) {
+                        const int64_t d, float *s, int64_t width, Soon *soon) {
     __m512 sum[ROWS_TWOS][KEYS];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < KEYS; n++) sum[r][n] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < d; i += UNIT) {
-        __m512i query[ROWS_TWOS];
-        for (int r = 0; r < rows; r++) query[r] = _mm512_load_si512(q + r * row + i / 2);
+    if (__builtin_constant_p(d) || (d >= 128 && rows <= 2)) {
         for (int n = 0; n < keys; n++) {
-            const __m512i numbers = stored_at(k, key + n, i, d);
-            for (int r = 0; r < rows; r++) sum[r][n] = add_twos(sum[r][n], numbers, query[r]);
+            ask_soon_for(soon, length_of(STORED, d));
+            for (int64_t i = 0; i < d; i += UNIT) {
+                const __m512i numbers = in_order(stored_at(k, key + n, i, d));
+                for (int r = 0; r < rows; r++)
+                    sum[r][n] = add_twos(sum[r][n], numbers, _mm512_load_si512(q + r * row + i / 2));
+            }
         }
-    }
+    } else  // where loops are not unrolled, four at once hide what an addition waits for
+        for (int64_t i = 0; i < d; i += UNIT) {
+            ask_soon_for(soon, keys * LINE);
+            __m512i query[ROWS_TWOS];
+            for (int r = 0; r < rows; r++) query[r] = _mm512_load_si512(q + r * row + i / 2);
+            for (int n = 0; n < keys; n++) {
+                const __m512i numbers = stored_at(k, key + n, i, d);
+                for (int r = 0; r < rows; r++) sum[r][n] = add_twos(sum[r][n], numbers, query[r]);
+            }
+        }
     for (int r = 0; r < rows; r++) {
         const __m128 scores = wide_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
         if (keys == KEYS) _mm_storeu_ps(s + r * width, scores);
@@ -178,16 +223,13 @@ INLINE void score_lines(const int rows, const int keys, const uint32_t *q, int64
     }
 }
 
-// The same of any number of keys. What is asked for comes at once, before the keys of four.
+// The same of any number of keys.
 INLINE void score_few_lines(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
                             int64_t width, Soon *soon) {
     const int64_t row = row_of_twos(d);
     int64_t key = 0;
-    for (; key + KEYS <= keys; key += KEYS) {
-        ask_soon_for(soon, KEYS * length_of(STORED, d));
-        score_lines(rows, KEYS, q, row, k, key, d, s + key, width);
-    }
-    for (; key < keys; key++) score_lines(rows, 1, q, row, k, key, d, s + key, width);
+    for (; key + KEYS <= keys; key += KEYS) score_lines(rows, KEYS, q, row, k, key, d, s + key, width, soon);
+    for (; key < keys; key++) score_lines(rows, 1, q, row, k, key, d, s + key, width, soon);
 }
 
 // Of fp8: scores of one or two fours of keys from number `key` on, or of `keys` of them and whatever is behind them: q [rows], s
@@ -398,131 +440,153 @@ INLINE void pair_values(const __m512i *v, int64_t keys, int64_t units, int64_t c
         }
 }
 
-// The same of numbers i to i + AT_ONCE - 1 of two values, or of one.
-INLINE void pair_at(const void *v, const int two, int64_t key, int64_t i, int64_t d, __m512i to[2 * UNITS_AT_ONCE]) {
-    const __m512i first = stored_at(v, key, i, d);
-    const __m512i second = two ? stored_at(v, key + 1, i, d) : _mm512_setzero_si512();
-    if (STORED == FP8) {
-        widen_float8(_mm512_unpacklo_epi8(first, second), to);
-        widen_float8(_mm512_unpackhi_epi8(first, second), to + 2);
-    } else {
-        to[0] = _mm512_unpacklo_epi16(first, second);
-        to[1] = _mm512_unpackhi_epi16(first, second);
-    }
-}
-
-// Sums += weights p [rows] of two keys times `vectors` vectors of their values: `paired` ones, or v [keys, d].
-INLINE void add_pair(const int rows, const int vectors, const int paired, const int two, const uint32_t *p,
-                     int64_t width, const void *v, int64_t key, int64_t i, int64_t d, int64_t columns,
-                     __m512 sum[OUTPUT_ROWS][8]) {
-    const int step = paired ? 2 : 2 * UNITS_AT_ONCE;
-    for (int n = 0; n < vectors; n += step) {
-        __m512i twos[2 * UNITS_AT_ONCE];
-        if (paired)
-            for (int part = 0; part < 2; part++)
-                twos[part] = _mm512_load_si512((const uint32_t *)v + key / 2 * columns + i + 16 * (n + part));
-        else pair_at(v, two, key, i + 16 * n, d, twos);
-        for (int r = 0; r < rows; r++) {
-            const __m512i weight = _mm512_set1_epi32((int)p[r * width]);
-            for (int part = 0; part < step; part++) sum[r][n + part] = add_twos(sum[r][n + part], twos[part], weight);
+// The same of 16 `vectors` numbers from i on of two values, or of one. What comes next is asked for as lines are loaded: as
+// many, or half.
+INLINE void pair_at(const int vectors, const int two, const int half, const void *v, int64_t key, int64_t i, int64_t d,
+                    Soon *soon, __m512i *to) {
+    __m512i stored[2][4];
+    const int loads = vectors / (2 * UNITS_AT_ONCE);
+    ask_soon_for(soon, loads * LINE);
+    for (int n = 0; n < loads; n++) stored[0][n] = in_order(stored_at(v, key, i + n * AT_ONCE, d));
+    if (two && !half) ask_soon_for(soon, loads * LINE);
+    for (int n = 0; n < loads; n++)
+        stored[1][n] = two ? in_order(stored_at(v, key + 1, i + n * AT_ONCE, d)) : _mm512_setzero_si512();
+    for (int n = 0; n < loads; n++, to += 2 * UNITS_AT_ONCE) {
+        const __m512i first = stored[0][n], second = stored[1][n];
+        if (STORED == FP8) {
+            widen_float8(_mm512_unpacklo_epi8(first, second), to);
+            widen_float8(_mm512_unpackhi_epi8(first, second), to + 2);
+        } else {
+            to[0] = _mm512_unpacklo_epi16(first, second);
+            to[1] = _mm512_unpackhi_epi16(first, second);
         }
     }
 }
 
+// Sums += weights p [rows] of two keys times `vectors` vectors of their values: `paired` ones, or v [keys, d].
+INLINE void add_pair(const int rows, const int vectors, const int paired, const int two, const int half,
+                     const uint32_t *p, int64_t width, const void *v, int64_t key, int64_t i, int64_t d,
+                     int64_t columns, __m512 sum[OUTPUT_ROWS][8], Soon *soon) {
+    __m512i twos[8];
+    if (!paired) pair_at(vectors, two, half, v, key, i, d, soon, twos);
+    for (int n = 0; n < vectors; n++) {
+        const uint32_t *from = (const uint32_t *)v + key / 2 * columns + i + 16 * n;
+        const __m512i pairs = paired ? _mm512_load_si512(from) : twos[n];
+        for (int r = 0; r < rows; r++) sum[r][n] = add_twos(sum[r][n], pairs, _mm512_set1_epi32((int)p[r * width]));
+    }
+}
+
 // o [rows, wide] += p [rows, pairs, 2] times 16 `vectors` numbers from i on of values.
-INLINE void output_columns(const int rows, const int vectors, const int paired, const uint32_t *p, int64_t width,
-                           const void *v, int64_t i, const int64_t d, int64_t columns, int64_t keys, float *o,
-                           int64_t wide, const int64_t asked, Soon *soon) {
+INLINE void output_columns(const int rows, const int vectors, const int paired, const int half, const uint32_t *p,
+                           int64_t width, const void *v, int64_t i, const int64_t d, int64_t columns, int64_t keys,
+                           float *o, int64_t wide, Soon *soon) {
     __m512 sum[OUTPUT_ROWS][8];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < vectors; n++) sum[r][n] = _mm512_load_ps(o + r * wide + i + 16 * n);
     int64_t key = 0;
-    for (; key + 2 <= keys; key += 2, p++) {
-        if (!paired && key % KEYS == 0) ask_soon_for(soon, asked);
-        add_pair(rows, vectors, paired, 1, p, width, v, key, i, d, columns, sum);
-    }
-    if (key < keys) add_pair(rows, vectors, paired, 0, p, width, v, key, i, d, columns, sum);
+    for (; key + 2 <= keys; key += 2, p++)
+        add_pair(rows, vectors, paired, 1, half, p, width, v, key, i, d, columns, sum, soon);
+    if (key < keys) add_pair(rows, vectors, paired, 0, half, p, width, v, key, i, d, columns, sum, soon);
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < vectors; n++) _mm512_store_ps(o + r * wide + i + 16 * n, sum[r][n]);
 }
 
-// What comes next is asked for evenly by all columns, and by the two turns that more rows than OUTPUT_ROWS take.
+// More rows than OUTPUT_ROWS take two turns, each of which asks for half of what comes next.
 INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int64_t width, const void *v,
                         const int64_t d, int64_t columns, int64_t keys, float *o, int64_t wide, int64_t all_rows,
                         Soon *soon) {
-    const int64_t asked = KEYS * length_of(STORED, d) * 64 / columns;
-#define COLUMNS_OF(VECTORS, ASKED)                                                                                     \
-    output_columns(rows, VECTORS, paired, p, width, v, i, d, columns, keys, o, wide, ASKED, soon)
+#define COLUMNS_OF(VECTORS, HALF)                                                                                      \
+    output_columns(rows, VECTORS, paired, HALF, p, width, v, i, d, columns, keys, o, wide, soon)
     int64_t i = 0;
     if (rows <= 3)
-        for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 2 * asked);
+        for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 0);
     for (; i + 64 <= columns; i += 64) {
-        if (all_rows > OUTPUT_ROWS) COLUMNS_OF(4, asked / 2);
-        else COLUMNS_OF(4, asked);
+        if (all_rows > OUTPUT_ROWS) COLUMNS_OF(4, 1);
+        else COLUMNS_OF(4, 0);
     }
-    if (i < columns) COLUMNS_OF(2, asked / 2);
+    if (i < columns) COLUMNS_OF(2, 0);
 #undef COLUMNS_OF
 }
 
 #define PAIRED 4096  // numbers of values at most that are paired at once: they stay in the first cache
 
-#define SCORE_FEW(R)                                                                                                   \
-    case R: score_few(R, q, keys_there, d, keys, s, width, &soon); break;
+// One page: `keys` keys from number `first` on, at position `start`.
+#define PAGE                                                                                                           \
+    const Attention *a, const int32_t *block, const Piece *of, int64_t first, int64_t start, int64_t keys,             \
+        int64_t after, float *room
+
 #define OUTPUT(R, IN_PAIRS)                                                                                            \
     output_rows(R, IN_PAIRS, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, rows, &soon)
-INLINE void look_at_twos(const int64_t d, const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
-                         int64_t start, int64_t after, float *room) {
-    const int64_t size = a->page_size, width = whole(size, TURNED), wide = wide_of(d);
-    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, units = units_in(d);
+
+INLINE void look_by_few(const int64_t d, const int rows, PAGE) {
+    const int64_t width = whole(a->page_size, TURNED), wide = wide_of(d), some = keys;
+    const int64_t columns = whole(a->value_dim, AT_ONCE);
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
-    const int few = rows <= FEW_TWOS;
-    const int64_t left = position + tokens - start, keys = left < size ? left : size;
-    const int64_t looked_at = whole(keys, TURNED), columns = whole(a->value_dim, AT_ONCE);
-    const int64_t first = first_vector(a, block, kv_head, start);
-    const uint32_t *q = twos_of(of);
-    const void *keys_there = vectors(a, 0, first).numbers, *values_there = vectors(a, 1, first).numbers;
+    const uint32_t *p = (const uint32_t *)room;
+    const void *from = vectors(a, 1, first).numbers;
+    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
+    score_few(rows, twos_of(of), vectors(a, 0, first).numbers, d, keys, room, width, &soon);
+    weigh_all(a, block, start, keys, rows, room, width, &of->sums, wide);
+    if (!one) soon = asked_soon(a, 1, first, 0, after);
+    BY_WIDE_ROWS(rows, 6, OUTPUT, 0)
+}
+
+INLINE void look_by_many(const int64_t d, PAGE) {
+    const int64_t width = whole(a->page_size, TURNED), wide = wide_of(d), columns = whole(a->value_dim, AT_ONCE);
+    const int64_t rows = block[1] * a->group, units = units_in(d);
     float *s = room;
     uint32_t *tiles = (uint32_t *)(s + rows * width);
-    __m512i *made = (__m512i *)(tiles + width * wide / 2);  // of many rows, units [keys, units]
-    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
-    if (few) {
-        switch (rows) {
-            SCORE_FEW(1) SCORE_FEW(2) SCORE_FEW(3) SCORE_FEW(4) SCORE_FEW(5) SCORE_FEW(6) SCORE_FEW(7) SCORE_FEW(8)
-        }
-    } else {
-        make_twos(keys_there, keys, d, made);
-        turn_keys(made, keys, units, tiles);
-        score_many(q, tiles, d, rows, keys, s, width);
-    }
-    for (int64_t row = 0; row < rows; row++) {
-        const Seen seen = seen_by(a, block, row, start, keys);
-        float *row_s = s + row * width;
-        if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, LOG2_E);
-        weigh(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
-    }
-    if (!one) soon = asked_soon(a, 1, first, 0, after);
-    const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = few ? keys : 2 * pairs;
+    __m512i *made = (__m512i *)(tiles + width * wide / 2);  // units [keys, units]
+    Soon soon = {0};
+    (void)after;
+    make_twos(vectors(a, 0, first).numbers, keys, d, made);
+    turn_keys(made, keys, units, tiles);
+    score_many(twos_of(of), tiles, d, rows, keys, s, width);
+    weigh_all(a, block, start, keys, rows, s, width, &of->sums, wide);
+    const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = 2 * pairs;
     for (int64_t key = 0; key < keys; key += chunk) {
         const int64_t some = keys - key < chunk ? keys - key : chunk;
-        const uint32_t *p = (const uint32_t *)s + key / 2;
-        const void *from = (const char *)values_there + key * length_of(STORED, d);
-        if (few) {
-            BY_WIDE_ROWS(rows, 6, OUTPUT, 0)
-        } else {
-            make_twos(from, some, d, made);
-            pair_values(made, some, units, columns, tiles);
-            from = tiles;
-            BY_WIDE_ROWS(rows, 6, OUTPUT, 1)
-        }
+        const uint32_t *p = (const uint32_t *)s + key / 2, *from = tiles;
+        make_twos(vectors(a, 1, first + key).numbers, some, d, made);
+        pair_values(made, some, units, columns, tiles);
+        BY_WIDE_ROWS(rows, 6, OUTPUT, 1)
     }
 }
 
-// Heads of 64 numbers with that known while it is compiled. Of 128, loads of four keys come all at once then, which memory
-// answers more slowly: 2.4 ms instead of 1.8.
+// A function for each number of rows, few ones, and for heads of 64 and 128 numbers and all others: what is known while it
+// is compiled stays in registers.
+typedef void (*Look)(PAGE);
+#define LOOK(NAME, CALL, ...)                                                                                          \
+    static __attribute__((noinline)) void wide_attention_twos_##NAME(PAGE) {                                           \
+        CALL(__VA_ARGS__, a, block, of, first, start, keys, after, room);                                              \
+    }
+#define LOOKS(D, NUMBERS)                                                                                              \
+    LOOK(few_##D##_1, look_by_few, NUMBERS, 1)                                                                         \
+    LOOK(few_##D##_2, look_by_few, NUMBERS, 2)                                                                         \
+    LOOK(few_##D##_3, look_by_few, NUMBERS, 3)                                                                         \
+    LOOK(few_##D##_4, look_by_few, NUMBERS, 4)                                                                         \
+    LOOK(few_##D##_5, look_by_few, NUMBERS, 5)                                                                         \
+    LOOK(few_##D##_6, look_by_few, NUMBERS, 6)                                                                         \
+    LOOK(few_##D##_7, look_by_few, NUMBERS, 7)                                                                         \
+    LOOK(few_##D##_8, look_by_few, NUMBERS, 8)                                                                         \
+    LOOK(many_##D, look_by_many, NUMBERS)
+LOOKS(any, a->head_dim)
+LOOKS(64, 64)
+LOOKS(128, 128)
+
+#define LOOKS_OF(D)                                                                                                    \
+    {wide_attention_twos_many_##D,    wide_attention_twos_few_##D##_1, wide_attention_twos_few_##D##_2,                \
+     wide_attention_twos_few_##D##_3, wide_attention_twos_few_##D##_4, wide_attention_twos_few_##D##_5,                \
+     wide_attention_twos_few_##D##_6, wide_attention_twos_few_##D##_7, wide_attention_twos_few_##D##_8}
+static const Look LOOKS_BY_SIZE[][FEW_TWOS + 1] = {LOOKS_OF(any), LOOKS_OF(64), LOOKS_OF(128)};
+
 static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                         int64_t start, int64_t after, float *room) {
-    if (a->head_dim == 64) look_at_twos(64, a, block, kv_head, of, start, after, room);
-    else look_at_twos(a->head_dim, a, block, kv_head, of, start, after, room);
+    const int64_t rows = block[1] * a->group, left = block[2] + block[1] - start;
+    const int64_t keys = left < a->page_size ? left : a->page_size;
+    const int64_t size = a->head_dim;
+    const Look *looks = LOOKS_BY_SIZE[size == 64 ? 1 : size == 128 ? 2 : 0];
+    looks[rows <= FEW_TWOS ? rows : 0](a, block, of, first_vector(a, block, kv_head, start), start, keys, after, room);
 }
 
 static void wide_attention_twos_end(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
