@@ -50,24 +50,37 @@ INLINE __m512i table_of(const Product *p, const int means) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)bytes));
 }
 
-// Adds one group to the sums of some rows.
+// Asks for the lines that begin among `bytes` of them, from number `first` on. A single row's are needed once.
+INLINE void ask_for_lines(const int rows, const uint8_t *ahead, int64_t first, int64_t bytes) {
+    for (int64_t i = (first + 63) / 64 * 64; i < first + bytes; i += 64)
+        if (rows == 1) _mm_prefetch((const char *)ahead + i, _MM_HINT_NTA);
+        else _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
+}
+
+// Adds one group to the sums of some rows. What is at `ahead` is asked for evenly: a core has so many misses in flight, and
+// is quickest with all of them all the time.
 INLINE void group_sums(const int rows, const int bits, const int means, const int group, __m512i table,
-                       const uint8_t *w, const int32_t *x, __m512i *sum) {
+                       const uint8_t *w, const int32_t *x, __m512i *sum, const uint8_t *ahead) {
+    const int64_t each = AS_BYTES(bits, means, group) ? 2 * PANEL : PAIRS(bits) * PANEL * bits / 4;
+    int64_t at = 0;
     if (AS_BYTES(bits, means, group)) {
 #pragma GCC unroll 8
-        for (int i = 0; i < group / 4; i++, w += 2 * PANEL, x += rows) {
+        for (int i = 0; i < group / 4; i++, w += each, at += each, x += rows) {
+            ask_for_lines(rows, ahead, at, each);
             const __m512i b = four_inputs(means, table, w);
             for (int r = 0; r < rows; r++) sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
         }
         return;
     }
-    for (int i = 0; i < group / 2; i += PAIRS(bits), w += PAIRS(bits) * PANEL * bits / 4, x += PAIRS(bits) * rows)
+    for (int i = 0; i < group / 2; i += PAIRS(bits), w += each, at += each, x += PAIRS(bits) * rows) {
+        ask_for_lines(rows, ahead, at, each);
 #pragma GCC unroll 8
         for (int pair = 0; pair < PAIRS(bits); pair++) {
             const __m512i b = two_inputs(bits, means, table, w, pair);
             for (int r = 0; r < rows; r++)
                 sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_set1_epi32(x[pair * rows + r]), b);
         }
+    }
 }
 
 INLINE __m512 multiples(__m128i counts, __m512 unit) {
@@ -102,6 +115,8 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
     const __m512i table = table_of(p, means);
     const int begins = means == LESS || means == SMALL, as_six = means == DIGITS && together(p);
     const void *const least_of = means == DIGITS ? p->least : 0;
+    const int64_t constant = p->half == 0 ? 4 : p->half == 1 ? 2 : 1;  // bytes
+    const uint8_t *soon = (const uint8_t *)p->scale + AHEAD / bytes * PANEL * constant;
     float *out = p->out + row * columns + panel * PANEL;
     int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL;
     __m512 total[DIGIT_ROWS];
@@ -117,9 +132,10 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
         }
         for (; g < end; g++, at += step, w += bytes, x += words * rows) {
             __m512i sum[DIGIT_ROWS];
-            for (int64_t i = 0; i < bytes; i += 64, ahead += 64) _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+            if (rows == 1 && step && !as_six) ask_for_lines(1, soon, at * constant, PANEL * constant);
             for (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(begins ? (int)x_sum[g * rows + r] : 0);
-            group_sums(rows, bits, means, group, table, w, x, sum);
+            group_sums(rows, bits, means, group, table, w, x, sum, ahead);
+            ahead += bytes;
             const __m512 scale =
                 as_six ? multiples(six_bits(p->scale, at, 0), unit) : sixteen(p->half, p->scale, at, unit);
             for (int r = 0; r < rows; r++) {
