@@ -38,11 +38,7 @@ INLINE void add_products(__m512i *sum, __m512i a, __m512i b) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 }
 
-// What is asked for while something else is computed, a line at a time. Where the processor waits for as many lines as it
-// can, it forgets what else it is asked for: so what follows AGAIN bytes behind what is computed with is asked for once
-// more, whatever it belongs to. One instruction whoever reads it next: a choice would cost more.
-#define AGAIN 4096
-
+// What is asked for by Soon, a line at a time.
 typedef struct {
     const char *next;
     int64_t step;  // bytes; 0 where nothing is left
@@ -54,8 +50,6 @@ INLINE Spread spread_over(Soon *soon, int64_t bytes) {
     soon->next += bytes;
     return ahead;
 }
-
-INLINE void ask_line(const void *at) { __asm__ volatile("prefetchnta %0" : : "m"(*(const char *)at)); }
 
 INLINE void ask_next(Spread *ahead) {
     ask_line(ahead->next);
@@ -284,9 +278,9 @@ INLINE int64_t four_of(const int all, int64_t length, int64_t four, int64_t left
 
 // The same of eight keys as they are, from number 4 `four` on. Each key is loaded as it lies in memory, and what is asked
 // for comes evenly, one line at a time: the processor can wait for so many lines only.
-INLINE void multiply_keys(const int format, const int64_t d, const int full, const int all, const int rows,
-                          const Query *queries, const Keys16 *keys, int64_t unit, int64_t end, int64_t four,
-                          Spread *ahead, __m512i sum[ROWS][PLANES][2]) {
+INLINE void multiply_keys(const int format, const int64_t d, const int all, const int rows, const Query *queries,
+                          const Keys16 *keys, int64_t unit, int64_t end, int64_t four, Spread *ahead,
+                          __m512i sum[ROWS][PLANES][2]) {
     const int64_t length = length_of(format, d);
     int64_t apart[2][4], at[2];
     for (int n = 0; n < 2; n++) at[n] = four_of(all, length, four + n, keys->left, apart[n]);
@@ -295,7 +289,7 @@ INLINE void multiply_keys(const int format, const int64_t d, const int full, con
     for (; unit < end; unit += units_of(format)) {
         __m512i tile[2][4];
         for (int n = 0; n < 2; n++)
-            four_tiles(format, 0, full, keys->from + at[n] * length, apart[n], unit * UNIT, d, tile[n]);
+            four_tiles(format, 0, 1, keys->from + at[n] * length, apart[n], unit * UNIT, d, tile[n]);
         for (int64_t half = 0; half < units_of(format); half++)
             for (int t = 0; t < 4; t++) {
                 const int64_t place = ((unit + half) * 4 + t) * PLANES * TILE;
@@ -339,12 +333,7 @@ INLINE void multiply_16(const int format, const int64_t d, const int few, const 
             for (int r = 0; r < rows; r++)
                 for (int p = 0; p < PLANES; p++)
                     for (int n = 0; n < 2; n++) sum[r][p][n] = _mm512_setzero_si512();
-            if (d % UNIT == 0) multiply_keys(format, d, 1, all, rows, queries, keys, unit, end, four, ahead, sum);
-            else {
-                const int64_t whole_ones = end * UNIT <= d ? end : end - 1;
-                multiply_keys(format, d, 1, all, rows, queries, keys, unit, whole_ones, four, ahead, sum);
-                multiply_keys(format, d, 0, all, rows, queries, keys, whole_ones, end, four, ahead, sum);
-            }
+            multiply_keys(format, d, all, rows, queries, keys, unit, end, four, ahead, sum);
             for (int r = 0; r < rows; r++)
                 for (int n = 0; n < 2; n++) joined[r][four + n] = joined_planes(sum[r][0][n], sum[r][1][n]);
         }
@@ -646,7 +635,7 @@ INLINE void all_scores(const int format, const int64_t d, const Attention *a, co
         const Keys16 now = {tiles, constants, (const uint8_t *)a->part[0][0] + (first + key) * length,
                             (const float *)a->part[0][1] + (first + key) * few, keys - key};
         float *to = s + key;
-        if (rows <= ROWS) {
+        if (rows <= ROWS && d % UNIT == 0) {
             Spread ahead = spread_over(soon, 16 * length);
 #define SCORE(ALL, ROWS) score_16(format, d, 1, ALL, ROWS, of, rows, 0, &now, k_scale + key, to, width, &ahead)
             if (now.left >= 16 && rows == 2) SCORE(1, 2);
@@ -752,6 +741,7 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
     char *rest = (char *)(s + rows * width);
     Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
     way->scores(a, of, rows, first, keys, rest, s, width, &soon);
+    const char *values = (const char *)a->part[1][0] + first * length_of(a->format, d);
     int64_t row = 0;
     for (; a->cap <= 0 && row + 2 <= rows; row += 2) {
         const Seen seen = seen_by(a, block, row, start, keys), other = seen_by(a, block, row + 1, start, keys);
@@ -759,7 +749,7 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
         float *row_s = s + row * width;
         hide(row_s, looked_at, seen), hide(row_s + width, looked_at, other);
         wide_soften_seen(2, row_s, width, looked_at, of->sums.o + row * wide, wide, of->sums.m + row,
-                         of->sums.l + row * LANES);
+                         of->sums.l + row * LANES, row || one ? 0 : values);
     }
     for (; row < rows; row++) {
         const Seen seen = seen_by(a, block, row, start, keys);
