@@ -146,8 +146,9 @@ INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of
 INLINE int64_t wide_of(int64_t d) { return whole(d, 64); }
 
 // Numbers of queries, of sums, and of what is only needed within a page. All begin at whole cache lines.
-INLINE int64_t numbers_of_queries(int64_t rows, int64_t d) {
-    return rows * (rows <= SPREAD_ROWS ? 4 : 2) * wide_of(d) + whole(rows, 16);
+INLINE int64_t numbers_of_queries(int format, int64_t rows, int64_t d) {
+    const int spread = rows <= SPREAD_ROWS && (format == INT8 || format == INT6 || format == INT4);
+    return rows * (spread ? 4 : 2) * wide_of(d) + whole(rows, 16);
 }
 INLINE int64_t numbers_of_sums(int64_t rows, int64_t d) { return rows * (wide_of(d) + LANES) + whole(rows, 16); }
 
