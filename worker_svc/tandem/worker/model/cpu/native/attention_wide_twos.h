@@ -517,12 +517,11 @@ INLINE void look_at_twos(const int64_t d, const Attention *a, const int32_t *blo
     }
 }
 
-// Heads of 64 numbers with that known while it is compiled, of fp8 those of 128 too. Of bf16, loads of four keys of 128 come
-// all at once then, which memory answers more slowly: 2.4 ms instead of 1.8.
+// Heads of 64 numbers with that known while it is compiled. Of 128, loads of four keys come all at once then, which memory
+// answers more slowly: 2.4 ms instead of 1.8.
 static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                         int64_t start, int64_t after, float *room) {
     if (a->head_dim == 64) look_at_twos(64, a, block, kv_head, of, start, after, room);
-    else if (STORED == FP8 && a->head_dim == 128) look_at_twos(128, a, block, kv_head, of, start, after, room);
     else look_at_twos(a->head_dim, a, block, kv_head, of, start, after, room);
 }
 
