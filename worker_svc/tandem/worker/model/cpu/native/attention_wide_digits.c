@@ -30,12 +30,37 @@
 #define TILE 64   // bytes
 #define PLANES 2
 #define MOST_16                                                                                                        \
-    32600.0f    // of two signed bytes, which hold 127 * 257, and a little room for what rounding a quotient adds
-#define ROWS 2  // that are computed at once: their sums and what they are made of fill the registers
+    32600.0f  // of two signed bytes, which hold 127 * 257, and a little room for what rounding a quotient adds
+#define ROWS SPREAD_ROWS  // that are computed at once: their sums and what they are made of fill the registers
 
 // sum += a * b, of which a is unsigned. With the intrinsic, gcc 12 copies the sum before it and behind it.
 INLINE void add_products(__m512i *sum, __m512i a, __m512i b) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
+}
+
+// What is asked for by Soon, a line at a time.
+typedef struct {
+    const char *next;
+    int64_t step;  // bytes; 0 where nothing is left
+} Spread;
+
+INLINE Spread spread_over(Soon *soon, int64_t bytes) {
+    if (soon->next >= soon->end && soon->then) soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
+    const Spread ahead = {soon->next, soon->next < soon->end ? TILE : 0};
+    soon->next += bytes;
+    return ahead;
+}
+
+INLINE void ask_next(Spread *ahead) {
+    ask_line(ahead->next);
+    ahead->next += ahead->step;
+}
+
+// Loaded where it stands: compilers load before a loop what stays the same in it, though registers have no room for it.
+INLINE __m512i loaded_here(const int8_t *from) {
+    __m512i to;
+    __asm__ volatile("vmovdqa64 %1, %0" : "=v"(to) : "m"(*(const __m512i *)from));
+    return to;
 }
 
 INLINE int32_t zero_of(const int format) { return format == INT8 ? 128 : format == INT6 ? 32 : 0; }
@@ -44,10 +69,13 @@ INLINE int32_t zero_of(const int format) { return format == INT8 ? 128 : format 
 INLINE int64_t sets_of(int64_t d) { return (d + 127) / 128; }
 
 // In which unit a number is, and which of its bytes: with int4 a unit has the even numbers of 128, or the odd ones, so
-// that a block has one group's; with int6 the even ones of 64 come first.
-INLINE int64_t place_of(const int format, int64_t n) {
-    if (format == INT4) return n / 128 * 128 + n % 2 * 64 + n % 128 / 2;
-    return format == INT8 ? n : n / 64 * 64 + n % 64 / 2 + n % 2 * 32;
+// that a block has one group's; with int6 too, where vectors are whole 128 numbers, or else the even ones of 64 come first.
+INLINE int64_t turn_of(const int format, int64_t d) {
+    return format == INT8 ? 1 : format == INT6 && d % 128 ? UNIT : 2 * UNIT;
+}
+INLINE int64_t place_of(const int format, int64_t n, int64_t d) {
+    const int64_t stretch = turn_of(format, d);
+    return format == INT8 ? n : n / stretch * stretch + n % 2 * (stretch / 2) + n % stretch / 2;
 }
 
 // Units that are loaded at once: with int4 both, in the lower and the upper half of bytes.
@@ -65,6 +93,19 @@ INLINE __m512i unit_of(const int format, const int full, const uint8_t *from, in
         return _mm512_xor_si512(raw, _mm512_set1_epi8((char)128));
     }
     if (format == INT4) return _mm512_loadu_si512(from + i / 2);
+    if (d % 128 == 0) {
+        // Bytes 2 n and 2 n + 1 of the lower halves have their upper two bits in byte n of the higher ones.
+        const __m512i lower = _mm512_loadu_si512(from + i / 128 * 64);
+        const __m512i upper = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(from + d / 2 + i / 128 * 32)));
+        const __m512i mask = _mm512_set1_epi8(0x30), low_mask = _mm512_set1_epi8(15);
+        __m512i twos;  // (a | b) & c, and then a | b & c
+        if (i % 128 == 0) {
+            twos = _mm512_ternarylogic_epi32(_mm512_slli_epi16(upper, 4), _mm512_slli_epi16(upper, 8), mask, 0xa8);
+            return _mm512_ternarylogic_epi32(twos, lower, low_mask, 0xf8);
+        }
+        twos = _mm512_ternarylogic_epi32(_mm512_slli_epi16(upper, 2), _mm512_slli_epi16(upper, 6), mask, 0xa8);
+        return _mm512_ternarylogic_epi32(twos, _mm512_srli_epi16(lower, 4), low_mask, 0xf8);
+    }
     const __m512i shifts =
         _mm512_setr_epi64(0, 0, 0, 0, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004);
     const uint8_t *low = from + i / 2;
@@ -85,7 +126,7 @@ INLINE __m512i unit_of(const int format, const int full, const uint8_t *from, in
 }
 
 // The steps and lowest values of four vectors in four groups: lane 4 g + n is that of vector n in group 4 `set` + g.
-INLINE void four_constants(const float *from, const int64_t apart[4], int64_t d, int64_t set, float *to) {
+INLINE void four_constants(const float *from, const int64_t apart[4], int64_t d, int64_t set, __m512 to[2]) {
     const int64_t groups = d / 32;
     const __m512i turned = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
     __m512 both[2];  // of two vectors, their steps and lowest values
@@ -96,8 +137,17 @@ INLINE void four_constants(const float *from, const int64_t apart[4], int64_t d,
         all = _mm512_insertf32x4(all, _mm_loadu_ps(other), 2);
         both[n] = _mm512_insertf32x4(all, _mm_loadu_ps(other + groups), 3);
     }
-    _mm512_store_ps(to, _mm512_permutex2var_ps(both[0], turned, both[1]));
-    _mm512_store_ps(to + 16, _mm512_permutex2var_ps(both[0], _mm512_add_epi32(turned, _mm512_set1_epi32(4)), both[1]));
+    to[0] = _mm512_permutex2var_ps(both[0], turned, both[1]);
+    to[1] = _mm512_permutex2var_ps(both[0], _mm512_add_epi32(turned, _mm512_set1_epi32(4)), both[1]);
+}
+
+// Those of all sets of four vectors, [set][2][16].
+INLINE void keep_constants(const float *from, const int64_t apart[4], int64_t d, float *to) {
+    for (int64_t set = 0; set < sets_of(d); set++, to += 32) {
+        __m512 both[2];
+        four_constants(from, apart, d, set, both);
+        _mm512_store_ps(to, both[0]), _mm512_store_ps(to + 16, both[1]);
+    }
 }
 
 // Four vectors' units become four tiles: of keys, lane 4 i + n of tile t has the bytes 16 i + 4 t to 16 i + 4 t + 3 of key
@@ -134,8 +184,7 @@ INLINE void lay_apart(int64_t length, int64_t left, int64_t apart[4]) {
 // Four keys' tiles, the first of which goes to `to` and the one of the next t four further; their constants [set][2][16].
 INLINE void make_key_tiles(const int format, const int64_t d, const uint8_t *from, const int64_t apart[4],
                            const float *by, const int64_t few_apart[4], char *to, float *constants) {
-    if (format == INT4)
-        for (int64_t set = 0; set < sets_of(d); set++) four_constants(by, few_apart, d, set, constants + set * 32);
+    if (format == INT4) keep_constants(by, few_apart, d, constants);
     for (int64_t i = 0; i < d; i += units_of(format) * UNIT) {
         __m512i tile[4];
         if (i + UNIT <= d) four_tiles(format, 0, 1, from, apart, i, d, tile);
@@ -170,22 +219,37 @@ INLINE void make_16_key_tiles(const int format, const int64_t d, const Attention
 }
 
 // What is known of a row's query: planes [plane][whole units], and behind them what their sums add up to, of each group
-// as floats, or of each span as whole numbers, times ZERO.
+// as floats, or of each span as whole numbers, times ZERO. Of a block of few rows also the planes as tiles of keys need
+// them, [unit][t][plane][64], each lane 4 b + n having bytes 16 b + 4 t to 16 b + 4 t + 3 of a unit.
 typedef struct {
-    const int8_t *planes;
+    const int8_t *planes, *spread;
     const float *group_sums;
     const int32_t *span_sums;
 } Query;
 
-INLINE Query query_of(const Piece *of, int64_t row, int64_t d) {
-    const int64_t wide = wide_of(d);
-    const int8_t *planes = (const int8_t *)of->few_q + row * 4 * wide, *sums = planes + PLANES * wide;
-    const Query query = {planes, (const float *)sums, (const int32_t *)sums};
+INLINE int8_t *planes_of(const Piece *of, int64_t row, int64_t d) { return (int8_t *)of->few_q + row * 4 * wide_of(d); }
+INLINE int8_t *spread_of(const Piece *of, int64_t rows, int64_t row, int64_t d) {
+    return (int8_t *)(of->q_step + whole(rows, 16)) + row * 8 * wide_of(d);
+}
+
+INLINE Query query_of(const Piece *of, int64_t rows, int64_t row, int64_t d) {
+    const int8_t *planes = planes_of(of, row, d), *sums = planes + PLANES * wide_of(d);
+    const Query query = {planes, spread_of(of, rows, row, d), (const float *)sums, (const int32_t *)sums};
     return query;
 }
 
-INLINE void multiply_tiles(const int format, const int rows, const Query *queries, int64_t wide, int64_t unit,
-                           const char *tiles, __m512i sum[ROWS][PLANES][4]){
+// 16 keys: their tiles, [unit][t][4 keys], and constants, [4 keys][set][2][16]; or of few rows the keys themselves, of
+// which `left` are there.
+typedef struct {
+    const char *tiles;
+    const float *constants;
+    const uint8_t *from;
+    const float *by;
+    int64_t left;
+} Keys16;
+
+INLINE void multiply_tiles(const int rows, const Query *queries, int64_t wide, int64_t unit, const char *tiles,
+                           __m512i sum[ROWS][PLANES][4]){
 #define TURN(T)                                                                                                        \
     {                                                                                                                  \
         __m512i tile[4];                                                                                               \
@@ -201,9 +265,52 @@ INLINE void multiply_tiles(const int format, const int rows, const Query *querie
 #undef TURN
 }
 
+// Where four vectors of 16 lie, from number 4 `four` on, of which `left` are there; behind the last one comes that again.
+INLINE int64_t four_of(const int all, int64_t length, int64_t four, int64_t left, int64_t apart[4]) {
+    if (all) {
+        for (int64_t n = 0; n < 4; n++) apart[n] = n * length;
+        return 4 * four;
+    }
+    const int64_t at = 4 * four < left ? 4 * four : left - 1;
+    lay_apart(length, left - at, apart);
+    return at;
+}
+
+// The same of eight keys as they are, from number 4 `four` on. Each key is loaded as it lies in memory, and what is asked
+// for comes evenly, one line at a time: the processor can wait for so many lines only.
+INLINE void multiply_keys(const int format, const int64_t d, const int all, const int rows, const Query *queries,
+                          const Keys16 *keys, int64_t unit, int64_t end, int64_t four, Spread *ahead,
+                          __m512i sum[ROWS][PLANES][2]) {
+    const int64_t length = length_of(format, d);
+    int64_t apart[2][4], at[2];
+    for (int n = 0; n < 2; n++) at[n] = four_of(all, length, four + n, keys->left, apart[n]);
+    // Eight keys' share of a unit.
+    const uint8_t *again = keys->from + at[0] * length + unit * (format == INT6 ? 6 : 8) * TILE / units_of(format);
+    for (; unit < end; unit += units_of(format)) {
+        __m512i tile[2][4];
+        for (int n = 0; n < 2; n++)
+            four_tiles(format, 0, 1, keys->from + at[n] * length, apart[n], unit * UNIT, d, tile[n]);
+        for (int64_t half = 0; half < units_of(format); half++)
+            for (int t = 0; t < 4; t++) {
+                const int64_t place = ((unit + half) * 4 + t) * PLANES * TILE;
+                __m512i x[2];
+                for (int n = 0; n < 2; n++) x[n] = half_of(format, tile[n][t], half);
+                for (int r = 0; r < rows; r++)
+                    for (int p = 0; p < PLANES; p++) {
+                        const __m512i q = loaded_here(queries[r].spread + place + p * TILE);
+                        for (int n = 0; n < 2; n++) add_products(&sum[r][p][n], x[n], q);
+                    }
+                for (int n = 0; n < (format == INT4 ? 1 : 2); n++, again += TILE) {
+                    ask_next(ahead);
+                    ask_line(again + AGAIN);
+                }
+            }
+    }
+}
+
 // What planes add up to: the second is 256 times the first.
-INLINE __m512i joined_planes(__m512i sum[PLANES][4], int n) {
-    return _mm512_add_epi32(_mm512_slli_epi32(sum[1][n], 8), sum[0][n]);
+INLINE __m512i joined_planes(__m512i first, __m512i second) {
+    return _mm512_add_epi32(_mm512_slli_epi32(second, 8), first);
 }
 
 // The sums of the blocks of four vectors, beside each other.
@@ -216,118 +323,154 @@ INLINE __m512i joined_planes(__m512i sum[PLANES][4], int n) {
 SUMS_OF_BLOCKS(whole_sums, __m512i, _mm512_shuffle_i32x4, _mm512_add_epi32)
 SUMS_OF_BLOCKS(float_sums, __m512, _mm512_shuffle_f32x4, _mm512_add_ps)
 
+// Sums of 16 keys, from unit `unit` to before `end`, in fours.
+INLINE void multiply_16(const int format, const int64_t d, const int few, const int all, const int rows,
+                        const Query *queries, const Keys16 *keys, int64_t unit, int64_t end, Spread *ahead,
+                        __m512i joined[ROWS][4]) {
+    if (few) {
+        for (int64_t four = 0; four < 4; four += 2) {
+            __m512i sum[ROWS][PLANES][2];
+            for (int r = 0; r < rows; r++)
+                for (int p = 0; p < PLANES; p++)
+                    for (int n = 0; n < 2; n++) sum[r][p][n] = _mm512_setzero_si512();
+            multiply_keys(format, d, all, rows, queries, keys, unit, end, four, ahead, sum);
+            for (int r = 0; r < rows; r++)
+                for (int n = 0; n < 2; n++) joined[r][four + n] = joined_planes(sum[r][0][n], sum[r][1][n]);
+        }
+        return;
+    }
+    __m512i sum[ROWS][PLANES][4];
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < PLANES; p++)
+            for (int n = 0; n < 4; n++) sum[r][p][n] = _mm512_setzero_si512();
+    for (; unit < end; unit++) multiply_tiles(rows, queries, wide_of(d), unit, keys->tiles + unit * 16 * TILE, sum);
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < 4; n++) joined[r][n] = joined_planes(sum[r][0][n], sum[r][1][n]);
+}
+
 // s [rows, width] of 16 keys and 1 or 2 rows; `k_scale` has those of `keys`.
-INLINE void score_tiles(const int format, const int64_t d, const int rows, const Piece *of, int64_t row,
-                        const char *tiles, const float *constants, const float *k_scale, int64_t keys, float *s,
-                        int64_t width) {
-    const int64_t units = (d + UNIT - 1) / UNIT, sets = sets_of(d), wide = wide_of(d);
+INLINE void score_16(const int format, const int64_t d, const int few, const int all, const int rows, const Piece *of,
+                     int64_t all_rows, int64_t row, const Keys16 *keys, const float *k_scale, float *s, int64_t width,
+                     Spread *ahead) {
+    const int64_t units = (d + UNIT - 1) / UNIT, sets = sets_of(d);
     const int units_at_once = format == INT4 ? 2 : SPAN / UNIT;
     Query queries[2];
-    for (int r = 0; r < rows; r++) queries[r] = query_of(of, row + r, d);
+    for (int r = 0; r < rows; r++) queries[r] = query_of(of, all_rows, row + r, d);
     __m512 scores[2], parts[2][4];
     for (int r = 0; r < rows; r++) {
         scores[r] = _mm512_setzero_ps();
         for (int n = 0; n < 4; n++) parts[r][n] = _mm512_setzero_ps();
     }
     for (int64_t unit = 0; unit < units; unit += units_at_once) {
-        __m512i sum[ROWS][PLANES][4];
-        for (int r = 0; r < rows; r++)
-            for (int p = 0; p < PLANES; p++)
-                for (int n = 0; n < 4; n++) sum[r][p][n] = _mm512_setzero_si512();
         const int64_t end = unit + units_at_once < units ? unit + units_at_once : units;
-        for (int64_t next = unit; next < end; next++)
-            multiply_tiles(format, rows, queries, wide, next, tiles + next * 16 * TILE, sum);
+        __m512i joined[ROWS][4];
+        multiply_16(format, d, few, all, rows, queries, keys, unit, end, ahead, joined);
         if (format == INT4)
             for (int n = 0; n < 4; n++) {
-                const float *by = constants + (n * sets + unit / 2) * 32;
-                const __m512 step = _mm512_load_ps(by), low = _mm512_load_ps(by + 16);
+                __m512 by[2];
+                if (few) {
+                    int64_t apart[4];
+                    const int64_t at = four_of(all, constants_of(format, d), n, keys->left, apart);
+                    four_constants(keys->by + at * constants_of(format, d), apart, d, unit / 2, by);
+                } else
+                    for (int part = 0; part < 2; part++)
+                        by[part] = _mm512_load_ps(keys->constants + (n * sets + unit / 2) * 32 + part * 16);
                 for (int r = 0; r < rows; r++) {
-                    const __m512 all = _mm512_load_ps(queries[r].group_sums + unit / 2 * 16);
-                    const __m512 exact = _mm512_cvtepi32_ps(joined_planes(sum[r], n));
-                    parts[r][n] = _mm512_fmadd_ps(exact, step, parts[r][n]);
-                    parts[r][n] = _mm512_fmadd_ps(all, low, parts[r][n]);
+                    const __m512 sum = _mm512_load_ps(queries[r].group_sums + unit / 2 * 16);
+                    parts[r][n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(joined[r][n]), by[0], parts[r][n]);
+                    parts[r][n] = _mm512_fmadd_ps(sum, by[1], parts[r][n]);
                 }
             }
         else
             for (int r = 0; r < rows; r++) {
-                __m512i joined[4];
-                for (int n = 0; n < 4; n++) joined[n] = joined_planes(sum[r], n);
                 const __m512i less = _mm512_set1_epi32(queries[r].span_sums[unit / units_at_once]);
-                const __m512i exact = _mm512_sub_epi32(whole_sums(joined), less);
+                const __m512i exact = _mm512_sub_epi32(whole_sums(joined[r]), less);
                 scores[r] = _mm512_add_ps(scores[r], _mm512_cvtepi32_ps(exact));
             }
     }
     for (int r = 0; r < rows; r++) {
         const __m512 step = _mm512_set1_ps(of->q_step[row + r]);
-        const __mmask16 some = (__mmask16)first_of(keys);
+        const __mmask16 some = (__mmask16)first_of(keys->left);
         if (format == INT4) scores[r] = float_sums(parts[r]);
         else scores[r] = _mm512_mul_ps(scores[r], _mm512_maskz_loadu_ps(some, k_scale));
         _mm512_store_ps(s + r * width, _mm512_mul_ps(scores[r], step));
     }
 }
 
-// A row's weights of a page times the values' scales: planes [2][width] of 16 bits; their step, and the sum of all.
-INLINE float weights_of_16_bits(const float *s, int64_t keys, int64_t width, const float *v_scale, int8_t *to,
-                                int32_t *sum) {
-    __m512 most = _mm512_setzero_ps();
-    __mmask16 broken = 0;
-    __m512 scaled[16];
+// Weights of a page times the values' scales, of 1 or 2 rows: planes [2][width] of 16 bits, `each` from row to row; their
+// steps, and the sums of all.
+INLINE void weights_of_16_bits(const int rows, const float *s, int64_t keys, int64_t width, const float *v_scale,
+                               int8_t *to, int64_t each, float *steps, int32_t *sums) {
+    __m512 most[2], scaled[2][16];
+    __m512i all[2];
+    __mmask16 broken[2] = {0, 0};
+    for (int r = 0; r < rows; r++) most[r] = _mm512_setzero_ps(), all[r] = _mm512_setzero_si512();
     for (int64_t i = 0; i < keys; i += 16) {
-        const __m512 weight = _mm512_load_ps(s + i);
-        const __mmask16 weighs = _mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ);
         const __m512 scale = _mm512_maskz_loadu_ps((__mmask16)first_of(keys - i), v_scale + i);
-        const __m512 now = _mm512_maskz_mul_ps(weighs, weight, scale);
-        most = _mm512_max_ps(now, most);
-        broken |= _mm512_cmp_ps_mask(now, now, _CMP_UNORD_Q);
-        scaled[i / 16] = now;
+        for (int r = 0; r < rows; r++) {
+            const __m512 weight = _mm512_load_ps(s + r * width + i);
+            const __mmask16 weighs = _mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+            const __m512 now = _mm512_maskz_mul_ps(weighs, weight, scale);
+            most[r] = _mm512_max_ps(now, most[r]);
+            broken[r] |= _mm512_cmp_ps_mask(now, now, _CMP_UNORD_Q);
+            scaled[r][i / 16] = now;
+        }
     }
-    const float step = broken ? NAN : at_least_tiny(_mm512_reduce_max_ps(most) / MOST_16);
-    const __m512 divisor = _mm512_set1_ps(step);
-    __m512i all = _mm512_setzero_si512();
-    for (int64_t i = 0; i < keys; i += 16) {
-        const __m512i v = _mm512_cvtps_epi32(_mm512_div_ps(scaled[i / 16], divisor));
-        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
-        all = _mm512_add_epi32(all, v);
-        _mm_store_si128((__m128i *)(to + i), _mm512_cvtepi32_epi8(v));
-        _mm_store_si128((__m128i *)(to + width + i), _mm512_cvtepi32_epi8(high));
-    }
-    *sum = _mm512_reduce_add_epi32(all);
-    return step;
+    for (int r = 0; r < rows; r++) steps[r] = broken[r] ? NAN : at_least_tiny(_mm512_reduce_max_ps(most[r]) / MOST_16);
+    for (int64_t i = 0; i < keys; i += 16)
+        for (int r = 0; r < rows; r++) {
+            const __m512i v = _mm512_cvtps_epi32(_mm512_div_ps(scaled[r][i / 16], _mm512_set1_ps(steps[r])));
+            const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
+            all[r] = _mm512_add_epi32(all[r], v);
+            _mm_store_si128((__m128i *)(to + r * each + i), _mm512_cvtepi32_epi8(v));
+            _mm_store_si128((__m128i *)(to + r * each + width + i), _mm512_cvtepi32_epi8(high));
+        }
+    for (int r = 0; r < rows; r++) sums[r] = _mm512_reduce_add_epi32(all[r]);
 }
 
 // The same of int4: [set][4 values], byte n of dword p in block g being plane p of value n in group g. To
-// `steps` [set][16] those of each group, and then what the lowest values add.
-INLINE void weights_of_groups(const float *s, int64_t keys, int64_t sets, const float *constants, int8_t *to,
-                              float *steps) {
+// `steps` [set][2][16] those of each group, and then what the lowest values add, `each` bytes from row to row.
+INLINE void weights_of_groups(const int rows, const float *s, int64_t keys, int64_t width, int64_t sets,
+                              const float *constants, int8_t *to, float *steps, int64_t each) {
     const int64_t fours = whole(keys, 16) / 4;
     const __m512i turned = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const __m512i half = _mm512_set1_epi32(0x8080);
     for (int64_t set = 0; set < sets; set++, to += fours * TILE, steps += 32) {
-        __m512 lowest = _mm512_setzero_ps();
-        __m512i largest = _mm512_setzero_si512();  // of what is not negative the larger number has the larger bits
+        __m512 lowest[2], inverse[2];
+        __m512i largest[2];  // of what is not negative the larger number has the larger bits
+        for (int r = 0; r < rows; r++) lowest[r] = _mm512_setzero_ps(), largest[r] = _mm512_setzero_si512();
         for (int64_t four = 0; four < fours; four++) {
             const float *by = constants + (four * sets + set) * 32;
-            const __m512 p = _mm512_broadcast_f32x4(_mm_load_ps(s + 4 * four));
-            const __mmask16 weighs = _mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-            const __m512 scaled = _mm512_maskz_mul_ps(weighs, p, _mm512_load_ps(by));
-            largest = _mm512_max_epu32(_mm512_castps_si512(scaled), largest);  // NaN stays
-            lowest = _mm512_mask3_fmadd_ps(p, _mm512_load_ps(by + 16), lowest, weighs);
-            _mm512_store_ps(to + four * TILE, scaled);
+            const __m512 step = _mm512_load_ps(by), low = _mm512_load_ps(by + 16);
+            for (int r = 0; r < rows; r++) {
+                const __m512 p = _mm512_broadcast_f32x4(_mm_load_ps(s + r * width + 4 * four));
+                const __mmask16 weighs = _mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+                const __m512 scaled = _mm512_maskz_mul_ps(weighs, p, step);
+                largest[r] = _mm512_max_epu32(_mm512_castps_si512(scaled), largest[r]);  // NaN stays
+                lowest[r] = _mm512_mask3_fmadd_ps(p, low, lowest[r], weighs);
+                _mm512_store_ps(to + r * each + four * TILE, scaled);
+            }
         }
-        largest = _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, 0x4e));
-        largest = _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, 0xb1));
-        lowest = _mm512_add_ps(lowest, _mm512_permute_ps(lowest, 0x4e));
-        lowest = _mm512_add_ps(lowest, _mm512_permute_ps(lowest, 0xb1));
-        const __m512 tiny = _mm512_set1_ps(1.17549435e-38f), limit = _mm512_set1_ps(MOST_16);
-        const __m512 step = _mm512_max_ps(tiny, _mm512_div_ps(_mm512_castsi512_ps(largest), limit));  // NaN stays
-        const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), step);
-        for (int64_t four = 0; four < fours; four++) {
-            const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(to + four * TILE), inverse));
-            const __m512i bytes = _mm512_xor_si512(_mm512_add_epi32(v, half), half);
-            _mm512_store_si512(to + four * TILE, _mm512_shuffle_epi8(bytes, turned));
+        for (int r = 0; r < rows; r++) {
+            largest[r] = _mm512_max_epu32(largest[r], _mm512_shuffle_epi32(largest[r], 0x4e));
+            largest[r] = _mm512_max_epu32(largest[r], _mm512_shuffle_epi32(largest[r], 0xb1));
+            lowest[r] = _mm512_add_ps(lowest[r], _mm512_permute_ps(lowest[r], 0x4e));
+            lowest[r] = _mm512_add_ps(lowest[r], _mm512_permute_ps(lowest[r], 0xb1));
+            const __m512 tiny = _mm512_set1_ps(1.17549435e-38f), limit = _mm512_set1_ps(MOST_16);
+            // NaN stays.
+            const __m512 step = _mm512_max_ps(tiny, _mm512_div_ps(_mm512_castsi512_ps(largest[r]), limit));
+            inverse[r] = _mm512_div_ps(_mm512_set1_ps(1), step);
+            float *row_steps = (float *)((char *)steps + r * each);
+            _mm512_store_ps(row_steps, step);
+            _mm512_store_ps(row_steps + 16, lowest[r]);
         }
-        _mm512_store_ps(steps, step);
-        _mm512_store_ps(steps + 16, lowest);
+        for (int64_t four = 0; four < fours; four++)
+            for (int r = 0; r < rows; r++) {
+                int8_t *at = to + r * each + four * TILE;
+                const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(at), inverse[r]));
+                const __m512i bytes = _mm512_xor_si512(_mm512_add_epi32(v, half), half);
+                _mm512_store_si512(at, _mm512_shuffle_epi8(bytes, turned));
+            }
     }
 }
 
@@ -343,9 +486,9 @@ INLINE Weights weights_of(const int format, const int64_t d, const int rows, con
                           const float *constants, const float *v_scale, int64_t keys, int8_t *room) {
     const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d);
     Weights w = {room, format == INT4 ? fours * sets * TILE + sets * 128 : whole(2 * width, 64), {0}, {0}};
-    for (int r = 0; r < rows; r++, s += width, room += w.each)
-        if (format == INT4) weights_of_groups(s, keys, sets, constants, room + sets * 128, (float *)room);
-        else w.step[r] = weights_of_16_bits(s, keys, width, v_scale, room, w.less + r);
+    if (format == INT4)
+        weights_of_groups(rows, s, keys, width, sets, constants, room + sets * 128, (float *)room, w.each);
+    else weights_of_16_bits(rows, s, keys, width, v_scale, room, w.each, w.step, w.less);
     return w;
 }
 
@@ -390,6 +533,8 @@ INLINE void sum_unit(const int format, const int64_t d, const int made, const in
             for (int t = 0; t < 4; t++) tile[t] = _mm512_load_si512(tiles + (4 * four + t) * TILE);
         else four_unit_tiles(format, full, from + 4 * four * length, apart, unit, d, tile);
         ask_soon_for(soon, some);
+        if (!made && unit == 0)
+            for (int64_t i = 0; i < 4 * length; i += TILE) ask_line(from + 4 * four * length + AGAIN + i);
         add_tiles(format, rows, weights, width, unit, sets, fours, four, tile, sum);
     }
     if (!made && keys % 4) {
@@ -401,7 +546,7 @@ INLINE void sum_unit(const int format, const int64_t d, const int made, const in
     for (int r = 0; r < rows; r++)
         for (int t = 0; t < 4; t++) {
             float *to = o + r * wide + unit * UNIT + 16 * t;
-            const __m512i two = joined_planes(sum[r], t);
+            const __m512i two = joined_planes(sum[r][0][t], sum[r][1][t]);
             if (format == INT4) {
                 const float *steps = (const float *)(room + r * each) + unit / 2 * 32;
                 const __m512 step = _mm512_load_ps(steps), low = _mm512_load_ps(steps + 16);
@@ -424,14 +569,23 @@ static float wide_attention_planes(const int format, const float *q, int64_t d, 
     memset(to, 0, (size_t)(4 * wide));
     float *group_sums = (float *)(to + PLANES * wide);
     int32_t *span_sums = (int32_t *)group_sums;
+    const __m128i evens_first = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     for (int64_t i = 0; i < d; i += 16) {
         const __mmask16 some = (__mmask16)first_of(d - i);
         const __m512i v = _mm512_maskz_cvtps_epi32(some, _mm512_div_ps(_mm512_maskz_loadu_ps(some, q + i), divisor));
+        const __m512i bytes = _mm512_xor_si512(_mm512_add_epi32(v, half), half);
+        for (int p = 0; p < PLANES; p++) {
+            const __m128i plane = _mm512_cvtepi32_epi8(p ? _mm512_srli_epi32(bytes, 8) : bytes);
+            if (format == INT8) {
+                _mm_store_si128((__m128i *)(to + p * wide + i), plane);
+                continue;
+            }
+            const __m128i halves = _mm_shuffle_epi8(plane, evens_first);
+            _mm_storel_epi64((__m128i *)(to + p * wide + place_of(format, i, d)), halves);
+            _mm_storel_epi64((__m128i *)(to + p * wide + place_of(format, i + 1, d)),
+                             _mm_unpackhi_epi64(halves, halves));
+        }
         const int32_t sum = _mm512_reduce_add_epi32(v);
-        int32_t bytes[16];
-        _mm512_storeu_si512(bytes, _mm512_xor_si512(_mm512_add_epi32(v, half), half));
-        for (int64_t n = i; n < i + 16 && n < d; n++)
-            for (int p = 0; p < PLANES; p++) to[p * wide + place_of(format, n)] = (int8_t)(bytes[n - i] >> 8 * p);
         if (format == INT4)  // four lanes of a group's block
             for (int64_t n = 0; n < 4; n++) group_sums[i / 32 * 4 + n] += (float)sum;
         else span_sums[i / SPAN] += (int32_t)((uint32_t)sum * (uint32_t)zero_of(format));  // of NaN, whatever it is
@@ -445,11 +599,20 @@ static void wide_attention_begin_digits(const Attention *a, const int32_t *block
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         float *q = to->q + row * wide;
-        int8_t *planes = (int8_t *)to->few_q + row * 4 * wide;
+        int8_t *planes = planes_of(to, row, d);
         for (int64_t i = 0; i < d; i += 8) _mm256_storeu_ps(q + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
         to->q_step[row] = a->format == INT8   ? wide_attention_planes(INT8, q, d, planes)
                           : a->format == INT6 ? wide_attention_planes(INT6, q, d, planes)
                                               : wide_attention_planes(INT4, q, d, planes);
+        if (rows > SPREAD_ROWS) continue;
+        __m512i *spread = (__m512i *)spread_of(to, rows, row, d);
+        for (int64_t unit = 0; unit < wide / UNIT; unit++, spread += 4 * PLANES)
+            for (int p = 0; p < PLANES; p++) {
+                const __m512i all = _mm512_load_si512(planes + p * wide + unit * UNIT);
+                spread[p] = _mm512_shuffle_epi32(all, 0x00), spread[PLANES + p] = _mm512_shuffle_epi32(all, 0x55);
+                spread[2 * PLANES + p] = _mm512_shuffle_epi32(all, 0xaa);
+                spread[3 * PLANES + p] = _mm512_shuffle_epi32(all, 0xff);
+            }
     }
 }
 
@@ -461,18 +624,32 @@ typedef struct {
                  char *room, float *o, Soon *soon);
 } WideDigits;
 
-// s [rows, width] of all keys of a page. They become tiles 16 at a time, while those before are multiplied.
+// s [rows, width] of all keys of a page. Of more than few rows they become tiles 16 at a time, while those before are
+// multiplied.
 INLINE void all_scores(const int format, const int64_t d, const Attention *a, const Piece *of, int64_t rows,
                        int64_t first, int64_t keys, char *tiles, float *s, int64_t width, Soon *soon) {
+    const int64_t length = length_of(format, d), few = constants_of(format, d);
     float *constants = (float *)(tiles + 16 * wide_of(d));
     const float *k_scale = (const float *)a->part[0][1] + first;
     for (int64_t key = 0; key < keys; key += 16) {
+        const Keys16 now = {tiles, constants, (const uint8_t *)a->part[0][0] + (first + key) * length,
+                            (const float *)a->part[0][1] + (first + key) * few, keys - key};
+        float *to = s + key;
+        if (rows <= ROWS && d % UNIT == 0) {
+            Spread ahead = spread_over(soon, 16 * length);
+#define SCORE(ALL, ROWS) score_16(format, d, 1, ALL, ROWS, of, rows, 0, &now, k_scale + key, to, width, &ahead)
+            if (now.left >= 16 && rows == 2) SCORE(1, 2);
+            else if (now.left >= 16) SCORE(1, 1);
+            else if (rows == 2) SCORE(0, 2);
+            else SCORE(0, 1);
+#undef SCORE
+            continue;
+        }
         make_16_key_tiles(format, d, a, first + key, keys - key, tiles, constants, soon);
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            const int both = row + 1 < rows;
-            float *to = s + row * width + key;
-            if (both) score_tiles(format, d, 2, of, row, tiles, constants, k_scale + key, keys - key, to, width);
-            else score_tiles(format, d, 1, of, row, tiles, constants, k_scale + key, keys - key, to, width);
+        for (int64_t row = 0; row < rows; row += ROWS, to += ROWS * width) {
+            Spread none = {0};
+            if (row + 1 < rows) score_16(format, d, 0, 1, 2, of, rows, row, &now, k_scale + key, to, width, &none);
+            else score_16(format, d, 0, 1, 1, of, rows, row, &now, k_scale + key, to, width, &none);
         }
     }
 }
@@ -493,8 +670,7 @@ INLINE void all_sums(const int format, const int64_t d, const Attention *a, cons
             const int64_t at = 4 * four < keys ? 4 * four : keys - 1;
             int64_t apart[4];
             lay_apart(few, keys - at, apart);
-            for (int64_t set = 0; set < sets; set++)
-                four_constants(by + at * few, apart, d, set, constants + (four * sets + set) * 32);
+            keep_constants(by + at * few, apart, d, constants + four * sets * 32);
         }
     const int made = rows > ROWS;
     if (made)
@@ -565,7 +741,17 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
     char *rest = (char *)(s + rows * width);
     Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
     way->scores(a, of, rows, first, keys, rest, s, width, &soon);
-    for (int64_t row = 0; row < rows; row++) {
+    const char *values = (const char *)a->part[1][0] + first * length_of(a->format, d);
+    int64_t row = 0;
+    for (; a->cap <= 0 && row + 2 <= rows; row += 2) {
+        const Seen seen = seen_by(a, block, row, start, keys), other = seen_by(a, block, row + 1, start, keys);
+        if (seen.first >= seen.last || other.first >= other.last) break;
+        float *row_s = s + row * width;
+        hide(row_s, looked_at, seen), hide(row_s + width, looked_at, other);
+        wide_soften_seen(2, row_s, width, looked_at, of->sums.o + row * wide, wide, of->sums.m + row,
+                         of->sums.l + row * LANES, row || one ? 0 : values);
+    }
+    for (; row < rows; row++) {
         const Seen seen = seen_by(a, block, row, start, keys);
         float *row_s = s + row * width;
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
@@ -577,12 +763,28 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
 
 static void wide_attention_end_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
+    // Numbers whose places are a stretch, of which the even ones come first.
+    const int64_t stretch = a->format == INT8 ? 16 : turn_of(a->format, d);
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
-        const float *o = of->sums.o + row * wide_of(d), all = of->sums.l[row * LANES];
-        for (int64_t i = 0; i < a->value_dim; i++) {
-            const int64_t place = place_of(a->format, i), byte = place % UNIT;
-            to[i] = o[place / UNIT * UNIT + byte % 16 / 4 * 16 + byte / 16 * 4 + byte % 4] / all;
+        const float *o = of->sums.o + row * wide_of(d);
+        const __m512 all = _mm512_set1_ps(of->sums.l[row * LANES]);
+        for (int64_t i = 0; i < a->value_dim; i += stretch) {
+            __m512 placed[8];  // 16 numbers each, in the order of their bytes
+            for (int64_t n = 0; n < stretch; n += 16) {
+                const float *from = o + (i + n) / UNIT * UNIT + (i + n) % UNIT / 4;
+                __m512 x = _mm512_castps128_ps512(_mm_load_ps(from));
+                x = _mm512_insertf32x4(x, _mm_load_ps(from + 16), 1);
+                x = _mm512_insertf32x4(x, _mm_load_ps(from + 32), 2);
+                placed[n / 16] = _mm512_div_ps(_mm512_insertf32x4(x, _mm_load_ps(from + 48), 3), all);
+            }
+            for (int64_t n = 0; n < stretch && i + n < a->value_dim; n += 16) {
+                const __m512 even = placed[n / 32], odd = placed[stretch / 32 + n / 32];
+                const __m512 x = a->format == INT8 ? placed[0] : _mm512_permutex2var_ps(even, n % 32 ? high : low, odd);
+                _mm512_mask_storeu_ps(to + i + n, (__mmask16)first_of(a->value_dim - i - n), x);
+            }
         }
         memset(to + a->value_dim, 0, (size_t)(d - a->value_dim) * sizeof(float));
     }
