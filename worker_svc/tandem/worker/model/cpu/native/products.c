@@ -316,17 +316,13 @@ INLINE void ask_for(const uint8_t *weights) {
     for (int64_t i = 0; i < 8192; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T0);
 }
 
-// Panels of a piece. Of a single row, threads that end with pieces of several would wait for each other longer.
-INLINE int64_t panels_together(int64_t rows) { return rows == 1 ? 1 : TOGETHER; }
-
 // The first panel of a thread's own pieces.
-INLINE int64_t first_of(int64_t pieces, int64_t each, int part, int threads) { return pieces * part / threads * each; }
+INLINE int64_t first_of(int64_t pieces, int part, int threads) { return pieces * part / threads * TOGETHER; }
 
 // What is left of the panels, piece by piece.
 static void all_outputs(const Product *p, int bits, int64_t group, Share *shares, int threads) {
-    const int64_t each = panels_together(p->rows);
     for (int64_t piece; (piece = take_piece(shares, threads)) >= 0;) {
-        const int64_t first = piece * each, last = first + each;
+        const int64_t first = piece * TOGETHER, last = first + TOGETHER;
         quantized_outputs(p, bits, (int)group, first, last < p->panels ? last : p->panels);
     }
 }
@@ -340,8 +336,8 @@ static void one_row(const Product *with, int bits, int64_t group, const float *x
         float scale[OWN_WORDS / 4], sum[OWN_WORDS / 4];  // a group has four words at least
         Product p = *with;
         p.x = own, p.x_scale = scale, p.x_sum = sum;
-        ask_for(p.weight + first_of(p.panels, panels_together(1), omp_get_thread_num(), threads) * how->groups * group *
-                               PANEL * bits / 8);
+        const int64_t pieces = (p.panels + TOGETHER - 1) / TOGETHER;
+        ask_for(p.weight + first_of(pieces, omp_get_thread_num(), threads) * how->groups * group * PANEL * bits / 8);
         quantize_groups(x, how, own, scale, sum, 0, how->groups);
         all_outputs(&p, bits, group, shares, threads);
     }
@@ -372,8 +368,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                        .half = half,
                        .per_channel = per_channel,
                        .less = how.less};
-    const int64_t a_piece = panels_together(rows), pieces = (panels + a_piece - 1) / a_piece;
-    const int64_t bytes = groups * group * PANEL * bits / 8;
+    const int64_t pieces = (panels + TOGETHER - 1) / TOGETHER, bytes = groups * group * PANEL * bits / 8;
     Share shares[threads];
     give_shares(shares, threads, pieces);
     if (rows == 1 && how.words <= OWN_WORDS) {
@@ -383,7 +378,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static) nowait
-        for (int part = 0; part < threads; part++) ask_for(p.weight + first_of(pieces, a_piece, part, threads) * bytes);
+        for (int part = 0; part < threads; part++) ask_for(p.weight + first_of(pieces, part, threads) * bytes);
 #pragma omp for schedule(static)
         for (int part = 0; part < threads; part++) {
             const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
