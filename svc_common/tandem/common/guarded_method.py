@@ -72,8 +72,7 @@ class GuardedMethod:
     ) -> None:
         """Takes the handler of `path`, /package.Service/Method. `refusal` returns the error while no work is let in
         (None: the method is no work), `identify` the caller. The method counts among `calls` (None: it does not).
-        Without `limits`, no large message is taken. `at_once` answers what it can instead of
-        the handler."""
+        Without `limits`, no large message is taken. `at_once` answers what it can instead of the handler."""
         self._path = path
         self._name = path.rpartition("/")[2]
         self._metrics = metrics

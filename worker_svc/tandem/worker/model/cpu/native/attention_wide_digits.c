@@ -181,6 +181,18 @@ INLINE void lay_apart(int64_t length, int64_t left, int64_t apart[4]) {
     for (int64_t n = 0; n < 4; n++) apart[n] = (n < left ? n : left > 0 ? left - 1 : 0) * length;
 }
 
+// Where four vectors lie, from number 4 `four` on, of `left` that are there, `all` of the four or not; behind the last one
+// comes that again. Returns the number of the first.
+INLINE int64_t four_of(const int all, int64_t length, int64_t four, int64_t left, int64_t apart[4]) {
+    if (all) {
+        for (int64_t n = 0; n < 4; n++) apart[n] = n * length;
+        return 4 * four;
+    }
+    const int64_t at = 4 * four < left ? 4 * four : left - 1;
+    lay_apart(length, left - at, apart);
+    return at;
+}
+
 // Four keys' tiles, the first of which goes to `to` and the one of the next t four further; their constants [set][2][16].
 INLINE void make_key_tiles(const int format, const int64_t d, const uint8_t *from, const int64_t apart[4],
                            const float *by, const int64_t few_apart[4], char *to, float *constants) {
@@ -200,22 +212,14 @@ INLINE void make_16_key_tiles(const int format, const int64_t d, const Attention
     const int64_t length = length_of(format, d), few = constants_of(format, d), sets = sets_of(d);
     const uint8_t *from = (const uint8_t *)a->part[0][0] + first * length;
     const float *by = (const float *)a->part[0][1] + first * few;
-    int64_t apart[4] = {0, length, 2 * length, 3 * length}, few_apart[4] = {0, few, 2 * few, 3 * few};
-    if (left >= 16)
-        for (int64_t four = 0; four < 4; four++) {
-            ask_soon_for(soon, KEYS * length);
-            make_key_tiles(format, d, from + 4 * four * length, apart, by + 4 * four * few, few_apart,
-                           tiles + four * TILE, constants + four * sets * 32);
-        }
-    else
-        for (int64_t four = 0; four < 4; four++) {
-            const int64_t at = 4 * four < left ? 4 * four : left - 1;
-            lay_apart(length, left - at, apart);
-            lay_apart(few, left - at, few_apart);
-            if (at + KEYS <= left) ask_soon_for(soon, KEYS * length);
-            make_key_tiles(format, d, from + at * length, apart, by + at * few, few_apart, tiles + four * TILE,
-                           constants + four * sets * 32);
-        }
+    for (int64_t four = 0; four < 4; four++) {
+        int64_t apart[4], few_apart[4];
+        const int64_t at = four_of(left >= 16, length, four, left, apart);
+        four_of(left >= 16, few, four, left, few_apart);
+        if (at + KEYS <= left) ask_soon_for(soon, KEYS * length);
+        make_key_tiles(format, d, from + at * length, apart, by + at * few, few_apart, tiles + four * TILE,
+                       constants + four * sets * 32);
+    }
 }
 
 // What is known of a row's query: planes [plane][whole units], and behind them what their sums add up to, of each group
@@ -263,17 +267,6 @@ INLINE void multiply_tiles(const int rows, const Query *queries, int64_t wide, i
     }
     TURN(0) TURN(1) TURN(2) TURN(3)
 #undef TURN
-}
-
-// Where four vectors of 16 lie, from number 4 `four` on, of which `left` are there; behind the last one comes that again.
-INLINE int64_t four_of(const int all, int64_t length, int64_t four, int64_t left, int64_t apart[4]) {
-    if (all) {
-        for (int64_t n = 0; n < 4; n++) apart[n] = n * length;
-        return 4 * four;
-    }
-    const int64_t at = 4 * four < left ? 4 * four : left - 1;
-    lay_apart(length, left - at, apart);
-    return at;
 }
 
 // The same of eight keys as they are, from number 4 `four` on. Each key is loaded as it lies in memory, and what is asked
@@ -667,17 +660,15 @@ INLINE void all_sums(const int format, const int64_t d, const Attention *a, cons
     int8_t *weights_room = (int8_t *)(tiles + width * wide);
     if (format == INT4)
         for (int64_t four = 0; four < fours; four++) {
-            const int64_t at = 4 * four < keys ? 4 * four : keys - 1;
             int64_t apart[4];
-            lay_apart(few, keys - at, apart);
+            const int64_t at = four_of(0, few, four, keys, apart);
             keep_constants(by + at * few, apart, d, constants + four * sets * 32);
         }
     const int made = rows > ROWS;
     if (made)
         for (int64_t four = 0; four < fours; four++) {
-            const int64_t at = 4 * four < keys ? 4 * four : keys - 1;
             int64_t apart[4];
-            lay_apart(length, keys - at, apart);
+            const int64_t at = four_of(0, length, four, keys, apart);
             if (at + KEYS <= keys) ask_soon_for(soon, KEYS * length / 2);
             char *to = tiles + four * 4 * TILE;
             for (int64_t i = 0; i < columns; i += units_of(format) * UNIT) {

@@ -7,9 +7,9 @@
 // bf16, tiles read 0.84 as quickly for two queries of 128 numbers where memory is the limit.) A block of many rows has its
 // keys turned, so that 32 keys lie across two registers, and adds up the same in the same order.
 //
-// Few rows of bf16 wait for memory. A core has so many misses in flight and no more, so what comes next is asked for line
-// by line, as evenly as lines are loaded, and these are loaded in the order that they lie in: 16 at once, or another order,
-// read 61 GB/s where this reads 69, of 78 that two cores of two chiplets get (benchmarks/pages/long_contexts.md).
+// Few rows of bf16 wait for memory. A core has so many misses in flight and no more, so each key's or value's lines are
+// loaded in the order that they lie in, and as many of what comes next are asked for right before: four keys' at once, in
+// another order, read 61 to 63 GB/s where this reads 65 to 68, of 78 (benchmarks/pages/long_contexts.md).
 //
 // STORED is the format. Of fp8, 64 numbers become two units: the first has the lower half of each of their four blocks, the
 // second the upper one, as they come out of their bytes; queries and what is added up have that order.
