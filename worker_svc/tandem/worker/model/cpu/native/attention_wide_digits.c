@@ -65,6 +65,9 @@ INLINE __m512i loaded_here(const int8_t *from) {
 
 INLINE int32_t zero_of(const int format) { return format == INT8 ? 128 : format == INT6 ? 32 : 0; }
 
+// Whether few rows look at keys as they lie. Others gain nothing by it, nor by being asked for twice.
+INLINE int of_whole_units(int64_t d) { return d % UNIT == 0; }
+
 // Groups of 32 numbers whose constants may differ, in fours.
 INLINE int64_t sets_of(int64_t d) { return (d + 127) / 128; }
 
@@ -513,6 +516,7 @@ INLINE void sum_unit(const int format, const int64_t d, const int made, const in
     const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d), wide = wide_of(d), length = length_of(format, d);
     int8_t *room = weights->room;
     const int64_t each = weights->each;
+    const int as_they_are = !made && of_whole_units(d);
     int64_t apart[4];
     lay_apart(length, 4, apart);
     __m512i sum[ROWS][PLANES][4];
@@ -526,7 +530,7 @@ INLINE void sum_unit(const int format, const int64_t d, const int made, const in
             for (int t = 0; t < 4; t++) tile[t] = _mm512_load_si512(tiles + (4 * four + t) * TILE);
         else four_unit_tiles(format, full, from + 4 * four * length, apart, unit, d, tile);
         ask_soon_for(soon, some);
-        if (!made && unit == 0)
+        if (as_they_are && unit == 0)
             for (int64_t i = 0; i < 4 * length; i += TILE) ask_line(from + 4 * four * length + AGAIN + i);
         add_tiles(format, rows, weights, width, unit, sets, fours, four, tile, sum);
     }
@@ -597,7 +601,7 @@ static void wide_attention_begin_digits(const Attention *a, const int32_t *block
         to->q_step[row] = a->format == INT8   ? wide_attention_planes(INT8, q, d, planes)
                           : a->format == INT6 ? wide_attention_planes(INT6, q, d, planes)
                                               : wide_attention_planes(INT4, q, d, planes);
-        if (rows > SPREAD_ROWS) continue;
+        if (rows > SPREAD_ROWS || !of_whole_units(d)) continue;
         __m512i *spread = (__m512i *)spread_of(to, rows, row, d);
         for (int64_t unit = 0; unit < wide / UNIT; unit++, spread += 4 * PLANES)
             for (int p = 0; p < PLANES; p++) {
@@ -628,7 +632,7 @@ INLINE void all_scores(const int format, const int64_t d, const Attention *a, co
         const Keys16 now = {tiles, constants, (const uint8_t *)a->part[0][0] + (first + key) * length,
                             (const float *)a->part[0][1] + (first + key) * few, keys - key};
         float *to = s + key;
-        if (rows <= ROWS && d % UNIT == 0) {
+        if (rows <= ROWS && of_whole_units(d)) {
             Spread ahead = spread_over(soon, 16 * length);
 #define SCORE(ALL, ROWS) score_16(format, d, 1, ALL, ROWS, of, rows, 0, &now, k_scale + key, to, width, &ahead)
             if (now.left >= 16 && rows == 2) SCORE(1, 2);
