@@ -18,6 +18,7 @@
 #include "attention_digits.h"
 #include "attention_floats.h"
 #include "operations.h"
+#include "shares.h"
 
 static const Floats *const FORMATS[INT6 + 1] = {
     [FP32] = &fp32, [BF16] = &bf16, [FP16] = &fp16, [INT4] = &int4, [FP8] = &fp8};
@@ -233,8 +234,7 @@ static void gather(const Attention *a, const int32_t *block, int64_t start, cons
 typedef struct {
     const int32_t *block;
     int64_t from, to, first, last;
-    float *kept;    // where the sums of each stretch of the block and piece go; or 0: these are all that it sees
-    int64_t *left;  // jobs that keep sums of this block and have not ended
+    float *kept;  // where the sums of each stretch of the block and piece go; or 0: these are all that it sees
 } Job;
 
 INLINE int64_t stretch_of(const Attention *a) {
@@ -288,8 +288,9 @@ static void attend(const Attention *all, const Way *way, const Job *job, int64_t
         for (int64_t start = begins; start < ends; start += size) {
             if (a->apart) gather(all, block, start, &side_by_side);
             for (int64_t head = from; head < to; head++) {
-                // What comes next: the next head of this page, or the first one of the next page.
-                const int is_last = head + 1 == to, next = is_last && start + size < beyond;
+                // What comes next: the next head of this page, or the first one of the next page, which is most often
+                // this thread's even if it is another job's.
+                const int is_last = head + 1 == to, next = is_last && start + size < seen;
                 const int64_t page = a->apart ? 0 : pages[start / size + next];
                 const int64_t beside = is_last ? next ? from : head : head + 1;
                 const int64_t after = a->apart ? 0 : (page * a->kv_heads + beside / a->shares) * size;
@@ -305,18 +306,15 @@ static void attend(const Attention *all, const Way *way, const Job *job, int64_t
     for (int64_t head = from; !job->kept && head < to; head++) finish(a, way, block, head, pieces + head - from);
 }
 
-// The sums of a block's stretches become its answer.
-static void finish_kept(const Attention *a, const Way *way, const Job *job) {
-    const int64_t rows = job->block[1] * a->group, d = a->head_dim, each = numbers_of_sums(rows, d);
-    const int64_t pieces = a->kv_heads * a->shares;
-    const int64_t stretches = last_stretch(a, job->block) - first_stretch(a, job->block);
-    for (int64_t head = 0; head < pieces; head++) {
-        Piece of = {0};
-        of.sums = sums(job->kept + head * each, rows, d);
-        for (int64_t n = 1; n < stretches; n++)
-            join(way, rows, d, of.sums, sums(job->kept + (n * pieces + head) * each, rows, d));
-        finish(a, way, job->block, head, &of);
-    }
+// The sums of a block's stretches become the answer of one of its pieces.
+static void finish_kept(const Attention *a, const Way *way, const int32_t *block, int64_t head, float *kept) {
+    const int64_t rows = block[1] * a->group, d = a->head_dim, each = numbers_of_sums(rows, d);
+    const int64_t pieces = a->kv_heads * a->shares, stretches = last_stretch(a, block) - first_stretch(a, block);
+    Piece of = {0};
+    of.sums = sums(kept + head * each, rows, d);
+    for (int64_t n = 1; n < stretches; n++)
+        join(way, rows, d, of.sums, sums(kept + (n * pieces + head) * each, rows, d));
+    finish(a, way, block, head, &of);
 }
 
 INLINE int64_t at_once(int64_t rows, int64_t pieces) {
@@ -329,21 +327,21 @@ INLINE int64_t numbers_at_work(int format, int64_t rows, int64_t d) {
     return numbers_of_queries(format, rows, d) + 2 * numbers_of_sums(rows, d);
 }
 
-// Each block's pieces, `share` to a job, or its stretches, `a_job` to a job. Returns how many jobs there are.
+// Each block's pieces, `share` to a job, or its stretches, `a_job` to a job: then `kept_by` has where each block's sums are
+// kept, if they are. Returns how many jobs there are.
 static int64_t make_jobs(const Attention *a, int64_t count, int64_t share, int64_t a_job, float *kept, Job *jobs,
-                         int64_t *left) {
+                         float **kept_by) {
     const int64_t pieces = a->kv_heads * a->shares;
     int64_t made = 0;
     for (int64_t n = 0; n < count; n++) {
         const int32_t *block = a->blocks + 6 * n;
         const int64_t first = first_stretch(a, block), last = last_stretch(a, block);
         const int cut = last - first > a_job;
-        left[n] = (last - first + a_job - 1) / a_job;
+        kept_by[n] = cut ? kept : 0;
         for (int64_t from = first; from < last; from += a_job)
             for (int64_t head = 0; head < pieces; head += share) {
                 const int64_t to = head + share < pieces ? head + share : pieces;
-                const Job job = {block,          head,    to, from, from + a_job < last ? from + a_job : last,
-                                 cut ? kept : 0, left + n};
+                const Job job = {block, head, to, from, from + a_job < last ? from + a_job : last, kept_by[n]};
                 jobs[made++] = job;
             }
         if (cut) kept += (last - first) * pieces * numbers_of_sums(block[1] * a->group, a->head_dim);
@@ -396,9 +394,9 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const int whole_blocks = by_stretches || (apart && count >= 2 * threads);
     const int64_t share = whole_blocks ? pieces : (pieces + threads - 1) / threads,
                   parts = (pieces + share - 1) / share;
-    const int64_t a_job = by_stretches
-                              ? whole(stretches, 2 * STRETCHES_A_THREAD * threads) / (2 * STRETCHES_A_THREAD * threads)
-                              : stretches;
+    const int64_t a_job = !by_stretches                       ? stretches
+                          : stretches > JOBS_A_THREAD * threads ? stretches / (JOBS_A_THREAD * threads)
+                                                                : 1;
     const int64_t few_rows = rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER;
     const int64_t several = at_once(few_rows, share) * numbers_at_work(format, few_rows, head_dim);
     const int64_t many = numbers_at_work(format, rows, head_dim);
@@ -413,11 +411,13 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const Way *way = wide_allowed && there ? wide : &narrow;
     const int64_t most_jobs = count * parts + (by_stretches ? stretches / a_job : 0);
     Job *jobs = malloc((size_t)most_jobs * sizeof(Job));
-    int64_t *left = malloc((size_t)count * sizeof(int64_t));
+    float **kept_by = malloc((size_t)count * sizeof(float *));
     const int64_t each = numbers_of_sums(rows, head_dim);
     float *kept = by_stretches ? aligned_alloc(64, (size_t)(stretches * pieces * each) * sizeof(float)) : 0;
-    int failed = !jobs || !left || (by_stretches && !kept);
-    const int64_t count_of_jobs = failed ? 0 : make_jobs(&a, count, share, a_job, kept, jobs, left);
+    int failed = !jobs || !kept_by || (by_stretches && !kept);
+    const int64_t count_of_jobs = failed ? 0 : make_jobs(&a, count, share, a_job, kept, jobs, kept_by);
+    Share shares_of_jobs[threads];
+    give_shares(shares_of_jobs, threads, count_of_jobs);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         float *room = aligned_alloc(64, (size_t)whole(numbers, 16) * sizeof(float));
@@ -425,18 +425,22 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
 #pragma omp atomic write
             failed = 1;
         }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t n = 0; n < count_of_jobs; n++) {
+        for (int64_t n; room && (n = take_piece(shares_of_jobs, threads)) >= 0;) {
             const Job *job = jobs + n;
             const int64_t step = at_once(job->block[1] * group, share);
-            for (int64_t head = job->from; room && head < job->to; head += step)
+            for (int64_t head = job->from; head < job->to; head += step)
                 attend(&a, way, job, head, head + step < job->to ? head + step : job->to, room);
-            if (job->kept && !__atomic_sub_fetch(job->left, 1, __ATOMIC_ACQ_REL)) finish_kept(&a, way, job);
+        }
+        if (by_stretches) {
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (int64_t n = 0; n < (failed ? 0 : count * pieces); n++)
+                if (kept_by[n / pieces]) finish_kept(&a, way, blocks + 6 * (n / pieces), n % pieces, kept_by[n / pieces]);
         }
         free(room);
     }
     free(jobs);
-    free(left);
+    free(kept_by);
     free(kept);
     return failed;
 }
