@@ -19,6 +19,7 @@
 #include "attention_floats.h"
 #include "operations.h"
 #include "shares.h"
+#include "team.h"
 
 static const Floats *const FORMATS[INT6 + 1] = {
     [FP32] = &fp32, [BF16] = &bf16, [FP16] = &fp16, [INT4] = &int4, [FP8] = &fp8};
@@ -349,6 +350,44 @@ static int64_t make_jobs(const Attention *a, int64_t count, int64_t share, int64
     return made;
 }
 
+// What threads share.
+typedef struct {
+    const Attention *a;
+    const Way *way;
+    const Job *jobs;
+    Share *shares;
+    float **kept_by;
+    int64_t count, share, numbers;  // numbers: of the room of each thread
+    int *failed;
+} Shared;
+
+static void do_jobs(const void *of, int threads) {
+    const Shared *s = of;
+    float *room = aligned_alloc(64, (size_t)whole(s->numbers, 16) * sizeof(float));
+    if (!room) {
+        __atomic_store_n(s->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    for (int64_t n; (n = take_piece(s->shares, threads)) >= 0;) {
+        const Job *job = s->jobs + n;
+        const int64_t step = at_once(job->block[1] * s->a->group, s->share);
+        for (int64_t head = job->from; head < job->to; head += step)
+            attend(s->a, s->way, job, head, head + step < job->to ? head + step : job->to, room);
+    }
+    free(room);
+}
+
+static void finish_all(const void *of, int threads) {
+    const Shared *s = of;
+    const int64_t pieces = s->a->kv_heads * s->a->shares, all = s->count * pieces;
+    (void)threads;
+#pragma omp for schedule(static) nowait
+    for (int64_t n = 0; n < all; n++) {
+        const int64_t block = n / pieces;
+        if (s->kept_by[block]) finish_kept(s->a, s->way, s->a->blocks + 6 * block, n % pieces, s->kept_by[block]);
+    }
+}
+
 static int wide_allowed = 1;
 
 // Whether processors with AVX-512 and VNNI attend by it from now on, and whether this is one. The bits differ.
@@ -394,7 +433,7 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const int whole_blocks = by_stretches || (apart && count >= 2 * threads);
     const int64_t share = whole_blocks ? pieces : (pieces + threads - 1) / threads,
                   parts = (pieces + share - 1) / share;
-    const int64_t a_job = !by_stretches                       ? stretches
+    const int64_t a_job = !by_stretches                         ? stretches
                           : stretches > JOBS_A_THREAD * threads ? stretches / (JOBS_A_THREAD * threads)
                                                                 : 1;
     const int64_t few_rows = rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER;
@@ -418,27 +457,9 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const int64_t count_of_jobs = failed ? 0 : make_jobs(&a, count, share, a_job, kept, jobs, kept_by);
     Share shares_of_jobs[threads];
     give_shares(shares_of_jobs, threads, count_of_jobs);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        float *room = aligned_alloc(64, (size_t)whole(numbers, 16) * sizeof(float));
-        if (!room) {
-#pragma omp atomic write
-            failed = 1;
-        }
-        for (int64_t n; room && (n = take_piece(shares_of_jobs, threads)) >= 0;) {
-            const Job *job = jobs + n;
-            const int64_t step = at_once(job->block[1] * group, share);
-            for (int64_t head = job->from; head < job->to; head += step)
-                attend(&a, way, job, head, head + step < job->to ? head + step : job->to, room);
-        }
-        if (by_stretches) {
-#pragma omp barrier
-#pragma omp for schedule(static)
-            for (int64_t n = 0; n < (failed ? 0 : count * pieces); n++)
-                if (kept_by[n / pieces]) finish_kept(&a, way, blocks + 6 * (n / pieces), n % pieces, kept_by[n / pieces]);
-        }
-        free(room);
-    }
+    const Shared shared = {&a, way, jobs, shares_of_jobs, kept_by, count, share, numbers, &failed};
+    if (!failed) tandem_together(threads, do_jobs, &shared);
+    if (!failed && by_stretches) tandem_together(threads, finish_all, &shared);
     free(jobs);
     free(kept_by);
     free(kept);

@@ -3,6 +3,7 @@
 #include "gates.h"
 #include "matrices.h"
 #include "operations.h"
+#include "team.h"
 
 #define MOST_ALONE 8       // rows of latents that one thread moves
 #define MOST_ROTATED 1024  // numbers of a head
@@ -125,16 +126,29 @@ static void product(const Matrix *w, const float *x, float *out, const Step *s) 
     add_bias(w, out, s);
 }
 
+// Whether threads of a team take part in its products.
+static int for_teams(const Matrix *w) { return !w->outputs || is_quantized(w) || w->bits == WIDE; }
+
+// The same, and `next`, if it is there, is read behind it.
+static void product_before(const Matrix *w, const float *x, float *out, const Step *s, const Matrix *next) {
+    if (next && is_quantized(next))
+        tandem_read_next(next->numbers, (next->panels + TOGETHER - 1) / TOGETHER,
+                         TOGETHER * next->groups * next->group * PANEL * next->bits / 8);
+    else if (next && next->outputs && next->bits == WIDE)
+        tandem_read_next(next->numbers, (next->outputs + PAIR - 1) / PAIR, wide_pair(next->half, next->inputs));
+    product(w, x, out, s);
+}
+
 // The same of the pieces of a matrix, whose outputs lie side by side.
-static void products(const Matrix *w, const float *x, float *out, const Step *s) {
+static void products(const Matrix *w, const float *x, float *out, const Step *s, const Matrix *next) {
     int64_t width = 0;
     for (int n = 0; n < PIECES; n++) width += w[n].outputs;
     if (w->outputs == width) {
-        product(w, x, out, s);
+        product_before(w, x, out, s, next);
         return;
     }
     for (int n = 0; n < PIECES && w[n].outputs; out += w[n++].outputs) {
-        product(w + n, x, s->piece, s);
+        product_before(w + n, x, s->piece, s, n + 1 < PIECES && w[n + 1].outputs ? w + n + 1 : next);
         for (int64_t row = 0; row < s->rows; row++)
             memcpy(out + row * width, s->piece + row * w[n].outputs, (size_t)w[n].outputs * sizeof(float));
     }
@@ -209,7 +223,7 @@ static int attend(const Layer *l, const Step *s, const float *entering, const Pa
     const Heads *h = &l->made;
     const int64_t d = h->head_dim, heads = h->heads, all = (heads + 2 * h->kv_heads) * d;
     const int64_t stride = all + (l->share_a_gate ? heads * d / l->share_a_gate : 0);
-    products(l->attention.first, entering, s->first, s);
+    products(l->attention.first, entering, s->first, s, &l->attention.output);
     if (l->values_are_keys) repeat_keys(s, h, s->first);
     if (l->narrow) widen_values(s, h, s->first, l->narrow);
     tandem_rotate_and_store(s->first, stride, h, s->cos, s->sin, l->stores ? keys : 0, values, s->format, s->slots,
@@ -353,7 +367,7 @@ static int attend_latents(const Layer *l, const Step *s, const float *entering, 
 
 static void carry(const Layer *l, const Step *s, const float *entering, Carrying *c) {
     Recurrence *r = &c->r;
-    products(l->state.first, entering, s->first, s);
+    products(l->state.first, entering, s->first, s, 0);
     r->mixed = s->first, r->out = s->mixed, r->stride = 0;
     for (int n = 0; n < PIECES; n++) r->stride += l->state.first[n].outputs;
     if (c->covered != s->rows) memset(s->mixed, 0, (size_t)(s->rows * l->state.output.inputs) * sizeof(float));
@@ -382,7 +396,7 @@ static int packs_gated(const Layer *l, const Step *s) {
            wide_gates(up->half, s->rows, l->inner);
 }
 
-static void feed_all(const Layer *l, const Step *s, const float *entering, float *out) {
+static void feed_all(const Layer *l, const Step *s, const float *entering, float *out, const Matrix *behind) {
     const Matrix *up = l->gate_up, *down = &l->down;
     if (packs_gated(l, s)) {
         wide_gated(up->half, up->numbers, l->activation, entering, s->room, s->inner, s->rows, up->inputs, l->inner,
@@ -392,18 +406,19 @@ static void feed_all(const Layer *l, const Step *s, const float *entering, float
         scale(out, l->fed_by, s, l->hidden, l->hidden);
         return;
     }
-    products(l->gate_up, entering, l->gated_mlp ? s->gate_up : s->inner, s);
+    products(l->gate_up, entering, l->gated_mlp ? s->gate_up : s->inner, s, down);
     if (l->gated_mlp) {
         scale(s->gate_up, l->gate_by, s, l->inner, 2 * l->inner);
         tandem_gate(l->activation, l->limit, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
     } else tandem_activate(l->activation, s->inner, s->rows * l->inner, s->threads);
-    product(&l->down, s->inner, out, s);
+    product_before(down, s->inner, out, s, behind);
     scale(out, l->fed_by, s, l->hidden, l->hidden);
 }
 
-static void feed(const Layer *l, const Step *s, const float *entering, float *out) {
+// `behind`: what is read behind it.
+static void feed(const Layer *l, const Step *s, const float *entering, float *out, const Matrix *behind) {
     if (!l->experts) {
-        feed_all(l, s, entering, out);
+        feed_all(l, s, entering, out, behind);
         return;
     }
     const int64_t width = width_of(&l->router);
@@ -425,7 +440,7 @@ static void feed(const Layer *l, const Step *s, const float *entering, float *ou
         product(&l->out_of_experts, s->input, out, s);
     } else tandem_experts(l->experts, given, s->chosen, s->shares, out, s->experts_room, s->rows, s->threads);
     if (!l->inner) return;
-    feed_all(l, s, entering, s->beside);
+    feed_all(l, s, entering, s->beside, 0);
     if (l->shared_router.outputs) {
         product(&l->shared_router, entering, s->logits, s);
         tandem_add_gated(out, s->beside, s->logits, s->rows, l->hidden, width_of(&l->shared_router), s->threads);
@@ -458,7 +473,7 @@ static int mix(const Layer *l, const Step *s, const float *entering, float *out,
     if (attends) {
         failed =
             l->latents.heads ? attend_latents(l, s, entering, keys, index_keys) : attend(l, s, entering, keys, values);
-        product(&l->attention.output, s->mixed, out, s);
+        product_before(&l->attention.output, s->mixed, out, s, l->gate_up);
         scale(out, l->attention.by, s, l->hidden, l->hidden);
     }
     if (state) {
@@ -481,7 +496,8 @@ typedef struct {
 } Turn;
 
 // x [rows, hidden] and `delta`, which is still to be added to it, before the layer (unless `begins`) and after it.
-static int compute(const Turn *turn, float *x, float *delta, int begins) {
+// `behind`: what is read behind the layer.
+static int compute(const Turn *turn, float *x, float *delta, int begins, const Matrix *behind) {
     const Layer *l = turn->layer;
     const Step *s = turn->step;
     const float *entering = enter(l, s, x, begins ? 0 : delta, &l->enter_attention);
@@ -493,7 +509,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
         if (l->feeds == NOTHING) return failed;
         if (l->parallel) {
             if (l->enter_mlp.weight) entering = enter(l, s, x, 0, &l->enter_mlp);
-            feed(l, s, entering, s->beside);
+            feed(l, s, entering, s->beside, behind);
             tandem_add(delta, s->beside, s->rows, l->hidden, l->hidden, s->threads);
             return failed;
         }
@@ -501,7 +517,7 @@ static int compute(const Turn *turn, float *x, float *delta, int begins) {
         keep(l, s, x, entering, l->keeps_fed);
     }
     if (l->feeds == THE_CALLERS) return failed;
-    feed(l, s, entering, delta);
+    feed(l, s, entering, delta, behind);
     leave(l, s, delta, &l->leave_mlp);
     finish(l, s, x, delta);
     return failed;
@@ -524,11 +540,45 @@ static void end(const Ending *e, const Step *s, float *x, const float *delta) {
     product(&e->output, s->normed, e->logits, s);
 }
 
+typedef struct {
+    const Turn *const *turns;
+    int64_t count;
+    float *x, *delta;
+    int begins;
+    const Ending *ending;
+    int *failed;
+} Layers;
+
+static void compute_all(const void *of, int threads) {
+    const Layers *all = of;
+    (void)threads;
+    for (int64_t n = 0; n < all->count; n++) {
+        const Matrix *behind = n + 1 < all->count ? all->turns[n + 1]->layer->attention.first
+                               : all->ending      ? &all->ending->output
+                                                  : 0;
+        *all->failed |= compute(all->turns[n], all->x, all->delta, all->begins && n == 0, behind);
+    }
+    if (all->ending) end(all->ending, all->turns[all->count - 1]->step, all->x, all->delta);
+}
+
+// Whether all that takes long of a layer's step of one row are parts of a team.
+static int is_for_teams(const Turn *turn) {
+    const Layer *l = turn->layer;
+    const Step *s = turn->step;
+    int serves = s->rows == 1 && s->threads > 1 && s->attention_threads == s->threads && !turn->state && !l->experts &&
+                 !l->latents.heads && for_teams(&l->attention.output) && for_teams(&l->down) &&
+                 for_teams(&l->given_gate) && for_teams(&l->given_output);
+    for (int n = 0; n < PIECES; n++) serves = serves && for_teams(l->attention.first + n) && for_teams(l->gate_up + n);
+    return serves;
+}
+
 // Layers one after the other, and what follows them, unless it is 0. Where the feed-forward part of the last one is the
 // caller's, x and `normed` are ready for it; of the others it is not. Returns 0, or 1 without memory.
 int tandem_layers(const Turn *const *turns, int64_t count, float *x, float *delta, int begins, const Ending *ending) {
-    int failed = 0;
-    for (int64_t n = 0; n < count; n++) failed |= compute(turns[n], x, delta, begins && n == 0);
-    if (ending) end(ending, turns[count - 1]->step, x, delta);
+    int failed = 0, as_team = !ending || for_teams(&ending->output);
+    const Layers all = {turns, count, x, delta, begins, ending, &failed};
+    for (int64_t n = 0; n < count && as_team; n++) as_team = is_for_teams(turns[n]);
+    if (as_team) tandem_lead(turns[0]->step->threads, compute_all, &all);
+    else compute_all(&all, 1);
     return failed;
 }

@@ -78,7 +78,7 @@ SOURCES = CSources(
         *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
         *("heads.c", "experts.c", "largest.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
-        *("selection.c", "selection_wide.c"),
+        *("selection.c", "selection_wide.c", "team.c"),
     ),
     (
         *(
@@ -97,7 +97,7 @@ SOURCES = CSources(
             "panels_amx.h",
             "quantized.h",
         ),
-        *("quantized_narrow.h", "quantized_wide.h", "recurrence.h", "selection.h", "shares.h"),
+        *("quantized_narrow.h", "quantized_wide.h", "recurrence.h", "selection.h", "shares.h", "team.h"),
     ),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.

@@ -54,8 +54,10 @@ void float8_outputs(const uint8_t *weight, const float *scale, int64_t groups, c
                     int64_t k, int64_t panels, int64_t first, int64_t last);
 
 // panels_wide.c
+#define PAIR 32  // outputs of two panels
 int64_t wide_rows(int kind, int64_t rows);
 int64_t wide_words(int kind, int64_t k);
+int64_t wide_pair(int kind, int64_t k);
 void wide_pack(int kind, const float *x, const int32_t *order, int64_t row, int64_t rows, int64_t k, void *room);
 void wide_outputs(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
                   int64_t first, int64_t last);

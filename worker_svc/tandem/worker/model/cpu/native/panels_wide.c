@@ -19,8 +19,8 @@
 #include "gates.h"
 #include "matrices.h"
 #include "operations.h"
+#include "team.h"
 
-#define PAIR 32            // outputs of two panels
 #define TILE 32            // inputs of a tile of bf16
 #define ROWS 12            // of a block of activations at most, whose sums fill 24 of 32 registers
 #define ROWS_AMX 32        // the same, in two tiles
@@ -367,6 +367,11 @@ void wide_pack(int kind, const float *x, const int32_t *order, int64_t row, int6
     else pack_fp32(of, rows, k, filled_up(kind, k), to);
 }
 
+// Bytes of a pair of panels.
+int64_t wide_pair(int kind, int64_t k) {
+    return kind == BF16 ? (k + TILE - 1) / TILE * WEIGHT_BYTES(BY_TWOS) : k * WEIGHT_BYTES(way_of(kind));
+}
+
 // Pairs of panels from `first` to `last`, of rows that are packed in `room`.
 void wide_outputs(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
                   int64_t first, int64_t last) {
@@ -382,13 +387,28 @@ static void pack_all(int kind, const float *x, void *room, int64_t rows, int64_t
         wide_pack(kind, x, 0, row, rows - row < high ? rows - row : high, k, room);
 }
 
+// A product of packed rows that threads share.
+typedef struct {
+    int kind;
+    const void *weight, *room;
+    float *out;
+    int64_t rows, k, outputs;
+} Packed;
+
+static void of_packed(const void *of, int threads) {
+    const Packed *p = of;
+    const int64_t pairs = (p->outputs + PAIR - 1) / PAIR;
+#pragma omp for schedule(static) nowait
+    for (int part = 0; part < threads; part++)
+        wide_outputs(p->kind, p->weight, p->room, p->out, p->rows, p->k, p->outputs, pairs * part / threads,
+                     pairs * (part + 1) / threads);
+}
+
 // Of rows that are packed in `room`.
 void wide_product_of_packed(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k,
                             int64_t outputs, int threads) {
-    const int64_t pairs = (outputs + PAIR - 1) / PAIR;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int part = 0; part < threads; part++)
-        wide_outputs(kind, weight, room, out, rows, k, outputs, pairs * part / threads, pairs * (part + 1) / threads);
+    const Packed p = {kind, weight, room, out, rows, k, outputs};
+    tandem_together(threads, of_packed, &p);
 }
 
 // x [rows, k] -> out [rows, outputs]; `kind` of weights; `room` as `pack_all` needs it.

@@ -23,6 +23,7 @@
 #include "operations.h"
 #include "quantized_narrow.h"
 #include "shares.h"
+#include "team.h"
 
 #define ROWS 6               // of a tile: 12 sums in 16 registers
 #define OWN_WORDS (1 << 14)  // of 32 bits: a single row of so many at most is quantized by each thread for itself
@@ -316,9 +317,6 @@ INLINE void ask_for(const uint8_t *weights) {
     for (int64_t i = 0; i < 8192; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T0);
 }
 
-// The first panel of a thread's own pieces.
-INLINE int64_t first_of(int64_t pieces, int part, int threads) { return pieces * part / threads * TOGETHER; }
-
 // What is left of the panels, piece by piece.
 static void all_outputs(const Product *p, int bits, int64_t group, Share *shares, int threads) {
     for (int64_t piece; (piece = take_piece(shares, threads)) >= 0;) {
@@ -327,20 +325,57 @@ static void all_outputs(const Product *p, int bits, int64_t group, Share *shares
     }
 }
 
+// A product that threads share.
+typedef struct {
+    Product p;
+    Rounding how;
+    int bits;
+    int64_t group, pieces;
+    const float *x;
+    int32_t *x_rows, *scale_rows, *sum_rows, *tiles, *scale_tiles, *sum_tiles;
+    Share *shares;
+} Shared;
+
+// Asks for what a thread's own pieces begin with.
+static void ask_for_own(const Shared *s, int part, int threads) {
+    const int64_t bytes = s->how.groups * s->group * PANEL * s->bits / 8;
+    ask_for(s->p.weight + s->pieces * part / threads * TOGETHER * bytes);
+}
+
 // Of a single row: each thread quantizes it for itself, which takes less time than to wait for another one.
-static void one_row(const Product *with, int bits, int64_t group, const float *x, const Rounding *how, Share *shares,
-                    int threads) {
-#pragma omp parallel num_threads(threads)
-    {
-        int32_t own[OWN_WORDS];
-        float scale[OWN_WORDS / 4], sum[OWN_WORDS / 4];  // a group has four words at least
-        Product p = *with;
-        p.x = own, p.x_scale = scale, p.x_sum = sum;
-        const int64_t pieces = (p.panels + TOGETHER - 1) / TOGETHER;
-        ask_for(p.weight + first_of(pieces, omp_get_thread_num(), threads) * how->groups * group * PANEL * bits / 8);
-        quantize_groups(x, how, own, scale, sum, 0, how->groups);
-        all_outputs(&p, bits, group, shares, threads);
+static void one_row(const void *of, int threads) {
+    const Shared *s = of;
+    int32_t own[OWN_WORDS];
+    float scale[OWN_WORDS / 4], sum[OWN_WORDS / 4];  // a group has four words at least
+    ask_for_own(s, omp_get_thread_num(), threads);
+    Product p = s->p;
+    p.x = own, p.x_scale = scale, p.x_sum = sum;
+    quantize_groups(s->x, &s->how, own, scale, sum, 0, s->how.groups);
+    all_outputs(&p, s->bits, s->group, s->shares, threads);
+}
+
+static void some_rows(const void *of, int threads) {
+    const Shared *s = of;
+    const Rounding *how = &s->how;
+    const int64_t groups = how->groups, rows = s->p.rows, most = quantized_rows(how);
+#pragma omp for schedule(static) nowait
+    for (int part = 0; part < threads; part++) ask_for_own(s, part, threads);
+#pragma omp for schedule(static)
+    for (int part = 0; part < threads; part++) {
+        const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
+        for (int64_t row = 0, some; row < rows; row += some) {
+            some = tile_rows(rows - row, most);
+            for (int64_t r = row; r < row + some; r++)
+                quantize_groups(s->x, how, s->x_rows, (float *)s->scale_rows, (float *)s->sum_rows, r * groups + first,
+                                r * groups + last);
+            if (rows == 1) break;
+            const int64_t each = how->words / groups, word = row * how->words, place = row * groups;
+            into_tile(s->x_rows + word, s->tiles + word, some, how->words, first * each, last * each);
+            into_tile(s->scale_rows + place, s->scale_tiles + place, some, groups, first, last);
+            into_tile(s->sum_rows + place, s->sum_tiles + place, some, groups, first, last);
+        }
     }
+    all_outputs(&s->p, s->bits, s->group, s->shares, threads);
 }
 
 // x [rows, k] -> out [rows, panels * 16]; `order` as in `Rounding`; `room` has 2 rows (words + 2 groups) numbers.
@@ -349,53 +384,40 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                               int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
                               float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
     const Rounding how = rounding_of(bits, table, order, k, groups, group);
-    const int64_t words = rows * how.words, scales = rows * groups, most = quantized_rows(&how);
+    const int64_t words = rows * how.words, scales = rows * groups;
     int32_t *x_rows = room, *scale_rows = x_rows + words, *sum_rows = scale_rows + scales;
     int32_t *tiles = sum_rows + scales, *scale_tiles = tiles + words, *sum_tiles = scale_tiles + scales;
-    const Product p = {.weight = weight,
-                       .scale = scale,
-                       .least = least,
-                       .scale_unit = scale_unit,
-                       .least_unit = least_unit,
-                       .table = how.less ? 0 : table,
-                       .x = rows > 1 ? tiles : x_rows,
-                       .x_scale = (const float *)(rows > 1 ? scale_tiles : scale_rows),
-                       .x_sum = (const float *)(rows > 1 ? sum_tiles : sum_rows),
-                       .out = out,
-                       .rows = rows,
-                       .panels = panels,
-                       .groups = groups,
-                       .half = half,
-                       .per_channel = per_channel,
-                       .less = how.less};
-    const int64_t pieces = (panels + TOGETHER - 1) / TOGETHER, bytes = groups * group * PANEL * bits / 8;
     Share shares[threads];
-    give_shares(shares, threads, pieces);
-    if (rows == 1 && how.words <= OWN_WORDS) {
-        one_row(&p, bits, group, x, &how, shares, threads);
-        return;
-    }
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static) nowait
-        for (int part = 0; part < threads; part++) ask_for(p.weight + first_of(pieces, part, threads) * bytes);
-#pragma omp for schedule(static)
-        for (int part = 0; part < threads; part++) {
-            const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
-            for (int64_t row = 0, some; row < rows; row += some) {
-                some = tile_rows(rows - row, most);
-                for (int64_t r = row; r < row + some; r++)
-                    quantize_groups(x, &how, x_rows, (float *)scale_rows, (float *)sum_rows, r * groups + first,
-                                    r * groups + last);
-                if (rows == 1) break;
-                const int64_t each = how.words / groups, word = row * how.words, place = row * groups;
-                into_tile(x_rows + word, tiles + word, some, how.words, first * each, last * each);
-                into_tile(scale_rows + place, scale_tiles + place, some, groups, first, last);
-                into_tile(sum_rows + place, sum_tiles + place, some, groups, first, last);
-            }
-        }
-        all_outputs(&p, bits, group, shares, threads);
-    }
+    const Shared s = {.p = {.weight = weight,
+                            .scale = scale,
+                            .least = least,
+                            .scale_unit = scale_unit,
+                            .least_unit = least_unit,
+                            .table = how.less ? 0 : table,
+                            .x = rows > 1 ? tiles : x_rows,
+                            .x_scale = (const float *)(rows > 1 ? scale_tiles : scale_rows),
+                            .x_sum = (const float *)(rows > 1 ? sum_tiles : sum_rows),
+                            .out = out,
+                            .rows = rows,
+                            .panels = panels,
+                            .groups = groups,
+                            .half = half,
+                            .per_channel = per_channel,
+                            .less = how.less},
+                      .how = how,
+                      .bits = bits,
+                      .group = group,
+                      .pieces = (panels + TOGETHER - 1) / TOGETHER,
+                      .x = x,
+                      .x_rows = x_rows,
+                      .scale_rows = scale_rows,
+                      .sum_rows = sum_rows,
+                      .tiles = tiles,
+                      .scale_tiles = scale_tiles,
+                      .sum_tiles = sum_tiles,
+                      .shares = shares};
+    give_shares(shares, threads, s.pieces);
+    tandem_together(threads, rows == 1 && how.words <= OWN_WORDS ? one_row : some_rows, &s);
 }
 
 // ---------------------------------------------------------------------------------------------------- half precision

@@ -2,6 +2,9 @@
 
 #include "gates.h"
 #include "operations.h"
+#include "team.h"
+
+#define WORTH_GATES 8192  // numbers that one thread computes alone
 
 // here [size] += delta (where there is one), then to = here / sqrt(mean(here^2) + eps) * weight; `to` may be `here`.
 INLINE void norm_row(float *here, const float *delta, const float *weight, float *to, int64_t size, float eps) {
@@ -73,26 +76,48 @@ void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_
         }
 }
 
+// What gates let through, which threads may share.
+typedef struct {
+    Gate how;
+    const float *gate_up;
+    float *out;
+    int64_t rows, size, stride;
+} Gates;
+
+static void gate_some(const void *of, int threads) {
+    const Gates *g = of;
+    (void)threads;
+#pragma omp for schedule(static) collapse(2) nowait
+    for (int64_t row = 0; row < g->rows; row++)
+        for (int64_t first = 0; first < g->size; first += 512) {
+            const float *gate = g->gate_up + row * g->stride, *up = gate + g->size;
+            const int64_t last = first + 512 < g->size ? first + 512 : g->size;
+            for (int64_t i = first; i < last; i += 8)
+                _mm256_storeu_ps(g->out + row * g->size + i,
+                                 gated(&g->how, _mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
+        }
+}
+
 // gate_up [rows, 2 size], rows `stride` apart -> out [rows, size] = activation(gate) * up. size % 8 == 0.
 void tandem_gate(int activation, float limit, const float *gate_up, float *out, int64_t rows, int64_t size,
                  int64_t stride, int threads) {
-    const Gate how = {activation, 0, limit};
-#pragma omp parallel for schedule(static) collapse(2) num_threads(threads) if (rows * size > 8192)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t first = 0; first < size; first += 512) {
-            const float *gate = gate_up + row * stride, *up = gate + size;
-            const int64_t last = first + 512 < size ? first + 512 : size;
-            for (int64_t i = first; i < last; i += 8)
-                _mm256_storeu_ps(out + row * size + i, gated(&how, _mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
-        }
+    const Gates gates = {{activation, 0, limit}, gate_up, out, rows, size, stride};
+    tandem_together(rows * size > WORTH_GATES ? threads : 1, gate_some, &gates);
+}
+
+static void activate_some(const void *of, int threads) {
+    const Gates *g = of;
+    const __m256 one = _mm256_set1_ps(1.0f);
+    (void)threads;
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < g->size; i += 8)
+        _mm256_storeu_ps(g->out + i, gated(&g->how, _mm256_loadu_ps(g->out + i), one));
 }
 
 // x [count] = activation(x), in place. count % 8 == 0.
 void tandem_activate(int activation, float *x, int64_t count, int threads) {
-    const Gate how = {activation, 0, 0};
-    const __m256 one = _mm256_set1_ps(1.0f);
-#pragma omp parallel for schedule(static) num_threads(threads) if (count > 8192)
-    for (int64_t i = 0; i < count; i += 8) _mm256_storeu_ps(x + i, gated(&how, _mm256_loadu_ps(x + i), one));
+    const Gates gates = {.how = {activation, 0, 0}, .out = x, .size = count};
+    tandem_together(count > WORTH_GATES ? threads : 1, activate_some, &gates);
 }
 
 // x [rows, size] = x / (1 + e^-gate), gates' rows `stride` apart; `together` numbers share a gate, 1 or a multiple of 8.

@@ -1,0 +1,143 @@
+#include "team.h"
+
+#include <immintrin.h>
+#include <omp.h>
+#include <string.h>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <sched.h>
+#endif
+
+#define LINE 64
+#define TURNS 1000              // of waiting, some 20 us; then a thread sleeps, and leaves its core to others
+#define READ_AHEAD (128 << 10)  // bytes: a part of a core's second cache
+#define AT_ONCE 4               // lines that are read between two looks at what is waited for
+
+// A word that some wait for to change.
+typedef struct {
+    uint32_t word, sleepers;
+} Signal;
+
+typedef struct {
+    Signal round;  // counts parts
+    Part part;     // 0: there are no more
+    const void *of;
+    const char *next;
+    int64_t next_count, next_bytes;
+    char apart[16];
+} Call;  // one line: whoever sees that there is a part knows which
+
+typedef struct {
+    Signal done;  // the part that the member has done last
+    char apart[56];
+} Member;
+
+typedef struct {
+    Call call __attribute__((aligned(LINE)));
+    int threads;
+    Member *members;
+} Team;
+
+static __thread Team *led;  // by this thread
+
+// The rest of what a thread reads ahead.
+typedef struct {
+    const char *next, *end;
+} Ahead;
+
+static void sleep_until_changed(Signal *signal, uint32_t seen) {
+    __atomic_add_fetch(&signal->sleepers, 1, __ATOMIC_SEQ_CST);
+#ifdef __linux__
+    if (__atomic_load_n(&signal->word, __ATOMIC_SEQ_CST) == seen)
+        syscall(SYS_futex, &signal->word, FUTEX_WAIT_PRIVATE, seen, (void *)0);
+#else
+    (void)seen;
+    sched_yield();
+#endif
+    __atomic_sub_fetch(&signal->sleepers, 1, __ATOMIC_SEQ_CST);
+}
+
+static void set(Signal *signal, uint32_t to) {
+    __atomic_store_n(&signal->word, to, __ATOMIC_SEQ_CST);
+#ifdef __linux__
+    if (__atomic_load_n(&signal->sleepers, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &signal->word, FUTEX_WAKE_PRIVATE, INT32_MAX);
+#endif
+}
+
+// Waits until the word is another, and reads ahead meanwhile. What is loaded is not dropped, as what is only asked for is
+// where a core waits for as many lines as it can.
+static void wait_for_change(Signal *signal, uint32_t seen, Ahead *ahead) {
+    for (int turn = 0; __atomic_load_n(&signal->word, __ATOMIC_ACQUIRE) == seen;)
+        if (ahead->next < ahead->end) {
+            for (int n = 0; n < AT_ONCE; n++) (void)*(const volatile char *)(ahead->next + n * LINE);
+            ahead->next += AT_ONCE * LINE;
+        } else if (turn++ < TURNS) _mm_pause();
+        else sleep_until_changed(signal, seen);
+}
+
+static Ahead ahead_of(const Call *call, int thread, int threads) {
+    const char *from = call->next + call->next_count * thread / threads * call->next_bytes;
+    const int64_t left =
+        (call->next_count * (thread + 1) / threads - call->next_count * thread / threads) * call->next_bytes;
+    const Ahead ahead = {from, from + (left < READ_AHEAD ? left : READ_AHEAD) / (AT_ONCE * LINE) * (AT_ONCE * LINE)};
+    return ahead;
+}
+
+static void follow(Team *team, int thread, int threads) {
+    Ahead ahead = {0};
+    for (uint32_t round = 0;; round++) {
+        wait_for_change(&team->call.round, round, &ahead);
+        if (!team->call.part) return;
+        ahead = ahead_of(&team->call, thread, threads);
+        team->call.part(team->call.of, threads);
+        set(&team->members[thread].done, round + 1);
+    }
+}
+
+void tandem_lead(int threads, Part lead, const void *of) {
+    Member members[threads];
+    Team team = {.members = members};
+    memset(members, 0, sizeof(members));
+#pragma omp parallel num_threads(threads)
+    {
+        const int thread = omp_get_thread_num(), there = omp_get_num_threads();
+        if (thread) follow(&team, thread, there);
+        else {
+            team.threads = there;
+            led = &team;
+            lead(of, there);
+            led = 0;
+            team.call.part = 0;
+            set(&team.call.round, team.call.round.word + 1);
+        }
+    }
+}
+
+void tandem_together(int threads, Part part, const void *of) {
+    Team *team = led;
+    if (!team || team->threads != threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        part(of, threads);
+        return;
+    }
+    Call *call = &team->call;
+    const uint32_t round = call->round.word;
+    call->part = part, call->of = of;
+    set(&call->round, round + 1);
+    Ahead ahead = ahead_of(call, 0, threads);
+    led = 0;  // a part has no parts
+    part(of, threads);
+    led = team;
+    for (int n = 1; n < threads; n++) wait_for_change(&team->members[n].done, round, &ahead);
+    tandem_read_next(0, 0, 0);
+}
+
+void tandem_read_next(const void *from, int64_t count, int64_t bytes) {
+    if (!led) return;
+    led->call.next = from, led->call.next_count = count, led->call.next_bytes = bytes;
+}
