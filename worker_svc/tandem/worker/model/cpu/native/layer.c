@@ -7,6 +7,7 @@
 
 #define MOST_ALONE 8       // rows of latents that one thread moves
 #define MOST_ROTATED 1024  // numbers of a head
+#define FEW_ROWS 4         // of a step that a team computes: more gain nothing by it
 #define PIECES 3           // of a matrix whose rows are not all stored alike
 
 typedef struct {
@@ -129,13 +130,16 @@ static void product(const Matrix *w, const float *x, float *out, const Step *s) 
 // Whether threads of a team take part in its products.
 static int for_teams(const Matrix *w) { return !w->outputs || is_quantized(w) || w->bits == WIDE; }
 
-// The same, and `next`, if it is there, is read behind it.
+// The same, and `next`, if it is there, is read behind it, in the pieces that threads share.
 static void product_before(const Matrix *w, const float *x, float *out, const Step *s, const Matrix *next) {
-    if (next && is_quantized(next))
-        tandem_read_next(next->numbers, (next->panels + TOGETHER - 1) / TOGETHER,
-                         TOGETHER * next->groups * next->group * PANEL * next->bits / 8);
-    else if (next && next->outputs && next->bits == WIDE)
-        tandem_read_next(next->numbers, (next->outputs + PAIR - 1) / PAIR, wide_pair(next->half, next->inputs));
+    if (next && is_quantized(next)) {
+        const int64_t panel = next->groups * next->group * PANEL * next->bits / 8;
+        tandem_read_next(next->numbers, (next->panels + TOGETHER - 1) / TOGETHER, TOGETHER * panel,
+                         next->panels * panel);
+    } else if (next && next->outputs && next->bits == WIDE) {
+        const int64_t pairs = (next->outputs + PAIR - 1) / PAIR, pair = wide_pair(next->half, next->inputs);
+        tandem_read_next(next->numbers, pairs, pair, pairs * pair);
+    }
     product(w, x, out, s);
 }
 
@@ -561,12 +565,12 @@ static void compute_all(const void *of, int threads) {
     if (all->ending) end(all->ending, all->turns[all->count - 1]->step, all->x, all->delta);
 }
 
-// Whether all that takes long of a layer's step of one row are parts of a team.
+// Whether all that takes long of a layer's step are parts of a team, and the step is so short that it counts.
 static int is_for_teams(const Turn *turn) {
     const Layer *l = turn->layer;
     const Step *s = turn->step;
-    int serves = s->rows == 1 && s->threads > 1 && s->attention_threads == s->threads && !turn->state && !l->experts &&
-                 !l->latents.heads && for_teams(&l->attention.output) && for_teams(&l->down) &&
+    int serves = s->rows <= FEW_ROWS && s->threads > 1 && s->attention_threads == s->threads && !turn->state &&
+                 !l->experts && !l->latents.heads && for_teams(&l->attention.output) && for_teams(&l->down) &&
                  for_teams(&l->given_gate) && for_teams(&l->given_output);
     for (int n = 0; n < PIECES; n++) serves = serves && for_teams(l->attention.first + n) && for_teams(l->gate_up + n);
     return serves;

@@ -14,7 +14,7 @@
 
 #define LINE 64
 #define TURNS 1000              // of waiting, some 20 us; then a thread sleeps, and leaves its core to others
-#define READ_AHEAD (128 << 10)  // bytes: a part of a core's second cache
+#define READ_AHEAD (256 << 10)  // bytes: a part of a core's second cache
 #define AT_ONCE 4               // lines that are read between two looks at what is waited for
 
 // A word that some wait for to change.
@@ -27,8 +27,8 @@ typedef struct {
     Part part;     // 0: there are no more
     const void *of;
     const char *next;
-    int64_t next_count, next_bytes;
-    char apart[16];
+    int64_t next_pieces, next_piece, next_bytes;
+    char apart[8];
 } Call;  // one line: whoever sees that there is a part knows which
 
 typedef struct {
@@ -81,10 +81,12 @@ static void wait_for_change(Signal *signal, uint32_t seen, Ahead *ahead) {
 }
 
 static Ahead ahead_of(const Call *call, int thread, int threads) {
-    const char *from = call->next + call->next_count * thread / threads * call->next_bytes;
-    const int64_t left =
-        (call->next_count * (thread + 1) / threads - call->next_count * thread / threads) * call->next_bytes;
-    const Ahead ahead = {from, from + (left < READ_AHEAD ? left : READ_AHEAD) / (AT_ONCE * LINE) * (AT_ONCE * LINE)};
+    int64_t first = call->next_pieces * thread / threads * call->next_piece;
+    int64_t last = call->next_pieces * (thread + 1) / threads * call->next_piece;
+    if (last > call->next_bytes) last = call->next_bytes;  // the last piece may be shorter
+    if (last > first + READ_AHEAD) last = first + READ_AHEAD;
+    if (last < first) last = first;
+    const Ahead ahead = {call->next + first, call->next + first + (last - first) / (AT_ONCE * LINE) * (AT_ONCE * LINE)};
     return ahead;
 }
 
@@ -134,10 +136,11 @@ void tandem_together(int threads, Part part, const void *of) {
     part(of, threads);
     led = team;
     for (int n = 1; n < threads; n++) wait_for_change(&team->members[n].done, round, &ahead);
-    tandem_read_next(0, 0, 0);
+    tandem_read_next(0, 0, 0, 0);
 }
 
-void tandem_read_next(const void *from, int64_t count, int64_t bytes) {
+void tandem_read_next(const void *from, int64_t pieces, int64_t piece, int64_t bytes) {
     if (!led) return;
-    led->call.next = from, led->call.next_count = count, led->call.next_bytes = bytes;
+    Call *call = &led->call;
+    call->next = from, call->next_pieces = pieces, call->next_piece = piece, call->next_bytes = bytes;
 }

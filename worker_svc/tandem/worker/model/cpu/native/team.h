@@ -21,5 +21,6 @@ void tandem_lead(int threads, Part lead, const void *of);
 // Calls a part by all of `threads`, and waits for all.
 void tandem_together(int threads, Part part, const void *of);
 
-// What is read behind the next part: of thread n of t, from `from + count * n / t * bytes` on. 0: nothing.
-void tandem_read_next(const void *from, int64_t count, int64_t bytes);
+// What is read behind the next part: `bytes` of memory in `pieces` of `piece` bytes, of which the last may be shorter, and
+// each thread's share of them lies together. 0: nothing.
+void tandem_read_next(const void *from, int64_t pieces, int64_t piece, int64_t bytes);
