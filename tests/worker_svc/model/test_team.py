@@ -1,5 +1,5 @@
-"""Threads that stay together for a step (`native/team.c`): that they meet is seen by the bits of what they compute, which
-`test_native_operations.py` compares for all kinds of layers."""
+"""Threads that stay together for a step (`native/team.c`). What they compute `test_native_operations.py` compares to
+the bit, of all kinds of layers."""
 
 from __future__ import annotations
 

@@ -122,46 +122,55 @@ static void gated_norm(float *o, const float *z, const float *weight, int64_t si
     }
 }
 
-// One layer's step. channels, rows and columns are multiples of 8, rows are at most 256. `by_row`: Kimi's.
-static void delta_rule(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saved, int by_row) {
-    const Work *work = (const Work *)works;
-    const Save *saves = (const Save *)saved;
+static void delta_rule(const Carried *c, int by_row) {
+    const Recurrence *r = c->r;
+    const Work *work = c->works;
+    const Save *saves = c->saves;
+    const int64_t count = c->count, tokens = all_tokens(work, count), keys = r->groups * r->rows;
     const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK, parts = (r->columns + COLUMNS - 1) / COLUMNS;
-    const int64_t tokens = all_tokens(work, count), keys = r->groups * r->rows;
-    const int threads = worth_threads(r, tokens);
-#pragma omp parallel num_threads(threads)
-    {
 #pragma omp for schedule(dynamic, 4)
-        for (int64_t i = 0; i < count * (blocks + 1); i++) {
-            const Work *w = work + i / (blocks + 1);
-            if (i % (blocks + 1) == blocks) make_factors(r, w);
-            else convolve(r, w, saves, i % (blocks + 1), 1);
-        }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < tokens; i++) {
-            float *x = r->room + i * (r->channels + r->factors);
-            for (int64_t place = 0; place < keys; place += r->rows) {
-                normalize(x + place, r->rows, 1 / sqrtf((float)r->rows));
-                normalize(x + keys + place, r->rows, 1);
-            }
-        }
-#pragma omp for schedule(dynamic, 4)
-        for (int64_t i = 0; i < count * r->heads * parts; i++)
-            recur_head(r, work + i / (r->heads * parts), saves, i / parts % r->heads, i % parts * COLUMNS, by_row);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++)
-            for (int64_t row = work[i].row; row < work[i].row + work[i].length; row++)
-                for (int64_t head = 0; head < r->heads; head++)
-                    gated_norm(r->out + (row * r->heads + head) * r->columns,
-                               r->mixed + row * r->stride + r->channels + head * r->columns, r->norm, r->columns,
-                               r->eps, by_row);
+    for (int64_t i = 0; i < count * (blocks + 1); i++) {
+        const Work *w = work + i / (blocks + 1);
+        if (i % (blocks + 1) == blocks) make_factors(r, w);
+        else convolve(r, w, saves, i % (blocks + 1), 1);
     }
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < tokens; i++) {
+        float *x = r->room + i * (r->channels + r->factors);
+        for (int64_t place = 0; place < keys; place += r->rows) {
+            normalize(x + place, r->rows, 1 / sqrtf((float)r->rows));
+            normalize(x + keys + place, r->rows, 1);
+        }
+    }
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t i = 0; i < count * r->heads * parts; i++)
+        recur_head(r, work + i / (r->heads * parts), saves, i / parts % r->heads, i % parts * COLUMNS, by_row);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t row = work[i].row; row < work[i].row + work[i].length; row++)
+            for (int64_t head = 0; head < r->heads; head++)
+                gated_norm(r->out + (row * r->heads + head) * r->columns,
+                           r->mixed + row * r->stride + r->channels + head * r->columns, r->norm, r->columns, r->eps,
+                           by_row);
 }
 
+static void gated_delta(const void *of, int threads) {
+    (void)threads;
+    delta_rule(of, 0);
+}
+
+static void kimi_delta(const void *of, int threads) {
+    (void)threads;
+    delta_rule(of, 1);
+}
+
+// One layer's step. channels, rows and columns are multiples of 8, rows are at most 256.
 void tandem_delta_net(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saved) {
-    delta_rule(r, works, count, saved, 0);
+    const Carried c = carried(r, works, count, saved);
+    tandem_together(worth_threads(r, all_tokens(c.works, count)), gated_delta, &c);
 }
 
 void tandem_kimi_delta(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saved) {
-    delta_rule(r, works, count, saved, 1);
+    const Carried c = carried(r, works, count, saved);
+    tandem_together(worth_threads(r, all_tokens(c.works, count)), kimi_delta, &c);
 }

@@ -16,12 +16,13 @@
 #include "matrices.h"
 #include "operations.h"
 #include "shares.h"
+#include "team.h"
 
-#define OUTPUTS 64        // of one expert that a thread takes at once
-#define WIDE_OUTPUTS 128  // the same of wide panels
-#define PAIRS 1024        // that are computed at once, or more if there are more rows
-#define COLUMNS 512       // that a thread adds up at once
-#define WORTH (1 << 17)   // multiplications that take about as long as it takes to wake a thread
+#define OUTPUTS 64          // of one expert that a thread takes at once
+#define WIDE_OUTPUTS 128    // the same of wide panels
+#define PAIRS_AT_ONCE 1024  // that are computed at once, or more if there are more rows
+#define COLUMNS 512         // that a thread adds up at once
+#define WORTH (1 << 17)     // multiplications that take about as long as it takes to wake a thread
 
 struct Experts {
     const Matrix *gate_up, *down;  // of each expert; all are stored alike
@@ -81,7 +82,7 @@ static void take_inputs(char **at, const Matrix *m, int64_t rows, int64_t pairs,
 }
 
 static int64_t most_pairs(const Experts *e, int64_t rows) {
-    const int64_t most = rows > PAIRS ? rows : PAIRS;
+    const int64_t most = rows > PAIRS_AT_ONCE ? rows : PAIRS_AT_ONCE;
     return most < rows * e->per_row ? most : rows * e->per_row;
 }
 
@@ -170,7 +171,7 @@ static void multiply(const Matrix *m, const Inputs *in, const int32_t *order, in
                      const int32_t *arranged, float *out, int64_t part) {
     const int64_t row = order ? order[at] : at;  // the first
     if (m->bits == WIDE) {
-        const int64_t pairs = (m->outputs + 31) / 32, each = WIDE_OUTPUTS / 32, first = part * each;
+        const int64_t pairs = (m->outputs + PAIR - 1) / PAIR, each = WIDE_OUTPUTS / PAIR, first = part * each;
         wide_outputs(m->half, m->numbers, arranged, out, rows, m->inputs, m->outputs, first,
                      first + each < pairs ? first + each : pairs);
         return;
@@ -238,6 +239,83 @@ static void add_answers(const Experts *e, const Room *r, const float *shares, in
     }
 }
 
+// What threads share.
+typedef struct {
+    const Experts *e;
+    const float *x, *shares;
+    float *out;
+    Room *room;
+    int64_t rows, active, most;
+    Share *up_shares, *down_shares;
+} Shared;
+
+static void by_experts(const void *of, int threads) {
+    const Shared *s = of;
+    const Experts *e = s->e;
+    Room *r = s->room;
+    const int64_t rows = s->rows, active = s->active;
+    const Matrix *up = e->gate_up, *down = e->down;
+    const int64_t up_words = arranged_words(up), down_words = arranged_words(down), up_width = width_of(up),
+                  down_width = width_of(down), up_parts = parts_of(up), down_parts = parts_of(down);
+    const int64_t columns = (e->hidden + COLUMNS - 1) / COLUMNS;
+    const int there = omp_get_num_threads();
+    (void)threads;
+#pragma omp for schedule(static) nowait
+    for (int64_t row = 0; row < rows; row++) {
+        if (is_quantized(up)) quantize_row(up, &r->entering, s->x, row);
+        memset(s->out + row * e->hidden, 0, (size_t)e->hidden * sizeof(float));
+    }
+    for (int64_t from = 0, to; from < active; from = to) {  // experts whose pairs there is room for
+        const int32_t begin = r->first[r->active[from]];
+        for (to = from + 1; to < active && r->first[r->active[to] + 1] - begin <= s->most;) to++;
+        const int64_t pairs = r->first[r->active[to - 1] + 1] - begin, here = to - from;
+        give_share(s->up_shares, there, omp_get_thread_num(), here * up_parts);
+        give_share(s->down_shares, there, omp_get_thread_num(), here * down_parts);
+#pragma omp barrier
+        if (up->bits == WIDE || pairs > here) {
+#pragma omp for schedule(dynamic)
+            for (int64_t i = from; i < to; i++) {
+                const int64_t at = r->first[r->active[i]], own = r->first[r->active[i] + 1] - at;
+                arrange(up, &r->entering, r->order, at, own, r->entering.arranged + (at - begin) * up_words);
+            }
+        }
+        for (int64_t i; (i = take_piece(s->up_shares, there)) >= 0;) {
+            const int64_t expert = r->active[from + i / up_parts], at = r->first[expert];
+            multiply(up + expert, &r->entering, r->order, at, r->first[expert + 1] - at,
+                     r->entering.arranged + (at - begin) * up_words, r->gate_up + (at - begin) * up_width,
+                     i % up_parts);
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < pairs; i++) {
+            const float *bias = up[r->expert[begin + i]].bias;
+            gate_row(&e->gate, e->gated, r->gate_up + i * up_width, bias, r->between.x + i * e->inner, e->inner);
+            if (is_quantized(down)) quantize_row(down, &r->between, r->between.x, i);
+        }
+        if (down->bits == WIDE || (is_quantized(down) && pairs > here)) {
+#pragma omp for schedule(dynamic)
+            for (int64_t i = from; i < to; i++) {
+                const int64_t at = r->first[r->active[i]], own = r->first[r->active[i] + 1] - at;
+                arrange(down, &r->between, 0, at - begin, own, r->between.arranged + (at - begin) * down_words);
+            }
+        }
+        for (int64_t i; (i = take_piece(s->down_shares, there)) >= 0;) {
+            const int64_t expert = r->active[from + i / down_parts], at = r->first[expert];
+            multiply(down + expert, &r->between, 0, at - begin, r->first[expert + 1] - at,
+                     r->between.arranged + (at - begin) * down_words, r->answers + (at - begin) * down_width,
+                     i % down_parts);
+        }
+#pragma omp barrier
+#pragma omp for schedule(static) collapse(2)
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t n = 0; n < columns; n++) {
+                const int64_t end = (n + 1) * COLUMNS;
+                add_answers(e, r, s->shares, row, begin, begin + pairs, n * COLUMNS, end < e->hidden ? end : e->hidden,
+                            s->out + row * e->hidden);
+            }
+    }
+}
+
 // x [rows, hidden] -> out [rows, hidden], by experts `chosen` [rows, per_row], each row's different ones, and their
 // `shares`. `room` has as many bytes as `tandem_experts_room` says.
 void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, const float *shares, float *out,
@@ -245,68 +323,16 @@ void tandem_experts(const Experts *e, const float *x, const int64_t *chosen, con
     Room r;
     divide(e, rows, room, &r);
     r.entering.x = (float *)x;
-    const int64_t active = sort(e, chosen, rows, &r), most = most_pairs(e, rows);
-    const Matrix *up = e->gate_up, *down = e->down;
-    const int64_t up_words = arranged_words(up), down_words = arranged_words(down), up_width = width_of(up),
-                  down_width = width_of(down), up_parts = parts_of(up), down_parts = parts_of(down);
-    const int64_t columns = (e->hidden + COLUMNS - 1) / COLUMNS;
     Share up_shares[threads], down_shares[threads];
-#pragma omp parallel num_threads(threads) if (rows * e -> per_row * e->hidden * e->inner > WORTH)
-    {
-        const int there = omp_get_num_threads();
-#pragma omp for schedule(static) nowait
-        for (int64_t row = 0; row < rows; row++) {
-            if (is_quantized(up)) quantize_row(up, &r.entering, x, row);
-            memset(out + row * e->hidden, 0, (size_t)e->hidden * sizeof(float));
-        }
-        for (int64_t from = 0, to; from < active; from = to) {  // experts whose pairs there is room for
-            const int32_t begin = r.first[r.active[from]];
-            for (to = from + 1; to < active && r.first[r.active[to] + 1] - begin <= most;) to++;
-            const int64_t pairs = r.first[r.active[to - 1] + 1] - begin, here = to - from;
-            give_share(up_shares, there, omp_get_thread_num(), here * up_parts);
-            give_share(down_shares, there, omp_get_thread_num(), here * down_parts);
-#pragma omp barrier
-            if (up->bits == WIDE || pairs > here) {
-#pragma omp for schedule(dynamic)
-                for (int64_t i = from; i < to; i++) {
-                    const int64_t at = r.first[r.active[i]], own = r.first[r.active[i] + 1] - at;
-                    arrange(up, &r.entering, r.order, at, own, r.entering.arranged + (at - begin) * up_words);
-                }
-            }
-            for (int64_t i; (i = take_piece(up_shares, there)) >= 0;) {
-                const int64_t expert = r.active[from + i / up_parts], at = r.first[expert];
-                multiply(up + expert, &r.entering, r.order, at, r.first[expert + 1] - at,
-                         r.entering.arranged + (at - begin) * up_words, r.gate_up + (at - begin) * up_width,
-                         i % up_parts);
-            }
-#pragma omp barrier
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < pairs; i++) {
-                const float *bias = up[r.expert[begin + i]].bias;
-                gate_row(&e->gate, e->gated, r.gate_up + i * up_width, bias, r.between.x + i * e->inner, e->inner);
-                if (is_quantized(down)) quantize_row(down, &r.between, r.between.x, i);
-            }
-            if (down->bits == WIDE || (is_quantized(down) && pairs > here)) {
-#pragma omp for schedule(dynamic)
-                for (int64_t i = from; i < to; i++) {
-                    const int64_t at = r.first[r.active[i]], own = r.first[r.active[i] + 1] - at;
-                    arrange(down, &r.between, 0, at - begin, own, r.between.arranged + (at - begin) * down_words);
-                }
-            }
-            for (int64_t i; (i = take_piece(down_shares, there)) >= 0;) {
-                const int64_t expert = r.active[from + i / down_parts], at = r.first[expert];
-                multiply(down + expert, &r.between, 0, at - begin, r.first[expert + 1] - at,
-                         r.between.arranged + (at - begin) * down_words, r.answers + (at - begin) * down_width,
-                         i % down_parts);
-            }
-#pragma omp barrier
-#pragma omp for schedule(static) collapse(2)
-            for (int64_t row = 0; row < rows; row++)
-                for (int64_t n = 0; n < columns; n++) {
-                    const int64_t end = (n + 1) * COLUMNS;
-                    add_answers(e, &r, shares, row, begin, begin + pairs, n * COLUMNS,
-                                end < e->hidden ? end : e->hidden, out + row * e->hidden);
-                }
-        }
-    }
+    const Shared s = {.e = e,
+                      .x = x,
+                      .shares = shares,
+                      .out = out,
+                      .room = &r,
+                      .rows = rows,
+                      .active = sort(e, chosen, rows, &r),
+                      .most = most_pairs(e, rows),
+                      .up_shares = up_shares,
+                      .down_shares = down_shares};
+    tandem_together(rows * e->per_row * e->hidden * e->inner > WORTH ? threads : 1, by_experts, &s);
 }

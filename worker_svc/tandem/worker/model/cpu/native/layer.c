@@ -7,7 +7,7 @@
 
 #define MOST_ALONE 8       // rows of latents that one thread moves
 #define MOST_ROTATED 1024  // numbers of a head
-#define FEW_ROWS 4         // of a step that a team computes: more gain nothing by it
+#define FEW_ROWS 4         // of a step that a team computes: of more it does not count how quickly threads meet
 #define PIECES 3           // of a matrix whose rows are not all stored alike
 
 typedef struct {
@@ -126,9 +126,6 @@ static void product(const Matrix *w, const float *x, float *out, const Step *s) 
     matrix_product(w, x, s->room, out, s->rows, s->threads);
     add_bias(w, out, s);
 }
-
-// Whether threads of a team take part in its products.
-static int for_teams(const Matrix *w) { return !w->outputs || is_quantized(w) || w->bits == WIDE; }
 
 // The same, and `next`, if it is there, is read behind it, in the pieces that threads share.
 static void product_before(const Matrix *w, const float *x, float *out, const Step *s, const Matrix *next) {
@@ -565,24 +562,13 @@ static void compute_all(const void *of, int threads) {
     if (all->ending) end(all->ending, all->turns[all->count - 1]->step, all->x, all->delta);
 }
 
-// Whether all that takes long of a layer's step are parts of a team, and the step is so short that it counts.
-static int is_for_teams(const Turn *turn) {
-    const Layer *l = turn->layer;
-    const Step *s = turn->step;
-    int serves = s->rows <= FEW_ROWS && s->threads > 1 && s->attention_threads == s->threads && !turn->state &&
-                 !l->experts && !l->latents.heads && for_teams(&l->attention.output) && for_teams(&l->down) &&
-                 for_teams(&l->given_gate) && for_teams(&l->given_output);
-    for (int n = 0; n < PIECES; n++) serves = serves && for_teams(l->attention.first + n) && for_teams(l->gate_up + n);
-    return serves;
-}
-
 // Layers one after the other, and what follows them, unless it is 0. Where the feed-forward part of the last one is the
 // caller's, x and `normed` are ready for it; of the others it is not. Returns 0, or 1 without memory.
 int tandem_layers(const Turn *const *turns, int64_t count, float *x, float *delta, int begins, const Ending *ending) {
-    int failed = 0, as_team = !ending || for_teams(&ending->output);
+    int failed = 0;
     const Layers all = {turns, count, x, delta, begins, ending, &failed};
-    for (int64_t n = 0; n < count && as_team; n++) as_team = is_for_teams(turns[n]);
-    if (as_team) tandem_lead(turns[0]->step->threads, compute_all, &all);
+    const Step *s = turns[0]->step;
+    if (s->threads > 1 && s->rows <= FEW_ROWS) tandem_lead(s->threads, compute_all, &all);
     else compute_all(&all, 1);
     return failed;
 }

@@ -79,29 +79,33 @@ static void leave(const Recurrence *r, float *y, const float *z, const float *we
     }
 }
 
+static void mamba(const void *of, int threads) {
+    const Carried *c = of;
+    const Recurrence *r = c->r;
+    const Work *work = c->works;
+    const Save *saves = c->saves;
+    const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK, parts = (r->columns + COLUMNS - 1) / COLUMNS;
+    const int64_t size = r->heads * r->columns, group = size / r->norm_groups, count = c->count;
+    (void)threads;
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t i = 0; i < count * (blocks + 1); i++) {
+        const Work *w = work + i / (blocks + 1);
+        if (i % (blocks + 1) == blocks) make_factors(r, w);
+        else convolve(r, w, saves, i % (blocks + 1), 1);
+    }
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t i = 0; i < count * r->heads * parts; i++)
+        recur_head(r, work + i / (r->heads * parts), saves, i / parts % r->heads, i % parts * COLUMNS);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t row = work[i].row; row < work[i].row + work[i].length; row++)
+            for (int64_t place = 0; place < size; place += group)
+                leave(r, r->out + row * size + place, r->mixed + row * r->stride + r->channels + place, r->norm + place,
+                      group);
+}
+
 // One layer's step. channels, columns and what a norm is of are multiples of 8, rows are at most 256.
 void tandem_mamba(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saved) {
-    const Work *work = (const Work *)works;
-    const Save *saves = (const Save *)saved;
-    const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK, parts = (r->columns + COLUMNS - 1) / COLUMNS;
-    const int64_t size = r->heads * r->columns, group = size / r->norm_groups;
-    const int threads = worth_threads(r, all_tokens(work, count));
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic, 4)
-        for (int64_t i = 0; i < count * (blocks + 1); i++) {
-            const Work *w = work + i / (blocks + 1);
-            if (i % (blocks + 1) == blocks) make_factors(r, w);
-            else convolve(r, w, saves, i % (blocks + 1), 1);
-        }
-#pragma omp for schedule(dynamic, 4)
-        for (int64_t i = 0; i < count * r->heads * parts; i++)
-            recur_head(r, work + i / (r->heads * parts), saves, i / parts % r->heads, i % parts * COLUMNS);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++)
-            for (int64_t row = work[i].row; row < work[i].row + work[i].length; row++)
-                for (int64_t place = 0; place < size; place += group)
-                    leave(r, r->out + row * size + place, r->mixed + row * r->stride + r->channels + place,
-                          r->norm + place, group);
-    }
+    const Carried c = carried(r, works, count, saved);
+    tandem_together(worth_threads(r, all_tokens(c.works, count)), mamba, &c);
 }

@@ -507,13 +507,32 @@ void half_outputs(int bf16, const uint16_t *weight, const float *x, float *out, 
     }
 }
 
+// A product with panels of numbers, of which threads compute some each.
+typedef struct {
+    int bf16;
+    const void *weight;
+    const float *scale;  // of floats of 8 bits, [panels, groups, 16]
+    int64_t groups;
+    const float *x;
+    float *out;
+    int64_t rows, k, panels;
+} Panels;
+
+static void some_halves(const void *of, int threads) {
+    const Panels *p = of;
+    const int64_t step = p->rows == 1 ? TOGETHER : 1, panels = p->panels;
+    (void)threads;
+#pragma omp for schedule(static) nowait
+    for (int64_t first = 0; first < panels; first += step)
+        half_outputs(p->bf16, p->weight, p->x, p->out, p->rows, p->k, panels, first,
+                     first + step < panels ? first + step : panels);
+}
+
 // weight [panels, k, 16], x [rows, k] -> out [rows, panels * 16].
 void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
                          int64_t panels, int threads) {
-    const int64_t step = rows == 1 ? TOGETHER : 1;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < panels; first += step)
-        half_outputs(bf16, weight, x, out, rows, k, panels, first, first + step < panels ? first + step : panels);
+    const Panels p = {bf16, weight, 0, 0, x, out, rows, k, panels};
+    tandem_together(threads, some_halves, &p);
 }
 
 // ---------------------------------------------------------------------------------------------------- floats of 8 bits
@@ -586,12 +605,19 @@ void float8_outputs(const uint8_t *weight, const float *scale, int64_t groups, c
     }
 }
 
+static void some_float8(const void *of, int threads) {
+    const Panels *p = of;
+    const int64_t step = p->rows == 1 ? TOGETHER : 1, panels = p->panels;
+    (void)threads;
+#pragma omp for schedule(static) nowait
+    for (int64_t first = 0; first < panels; first += step)
+        float8_outputs(p->weight, p->scale, p->groups, p->x, p->out, p->rows, p->k, panels, first,
+                       first + step < panels ? first + step : panels);
+}
+
 // weight [panels, k, 16] e4m3, scale [panels, groups, 16], x [rows, k] -> out [rows, panels * 16].
 void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
                            int64_t rows, int64_t k, int64_t panels, int threads) {
-    const int64_t step = rows == 1 ? TOGETHER : 1;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < panels; first += step)
-        float8_outputs(weight, scale, groups, x, out, rows, k, panels, first,
-                       first + step < panels ? first + step : panels);
+    const Panels p = {0, weight, scale, groups, x, out, rows, k, panels};
+    tandem_together(threads, some_float8, &p);
 }

@@ -12,6 +12,7 @@
 
 #include "numbers.h"
 #include "operations.h"
+#include "team.h"
 
 #define COLUMNS 32
 #define MOST_ROWS 256
@@ -43,6 +44,19 @@ INLINE int64_t all_tokens(const Work *works, int64_t count) {
     int64_t tokens = 0;
     for (int64_t i = 0; i < count; i++) tokens += works[i].replayed + works[i].length;
     return tokens;
+}
+
+// A layer's step, which threads share.
+typedef struct {
+    const Recurrence *r;
+    const Work *works;
+    int64_t count;
+    const Save *saves;
+} Carried;
+
+INLINE Carried carried(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves) {
+    const Carried c = {r, (const Work *)works, count, (const Save *)saves};
+    return c;
 }
 
 // How many threads pay: a state of 256 KiB takes about as long to read and write as it takes to wake one.

@@ -2,6 +2,7 @@
 
 #include "numbers.h"
 #include "operations.h"
+#include "team.h"
 
 #define TILE 4
 #define MOST_EXPERTS 1024
@@ -26,21 +27,34 @@ INLINE void float_tile(const int rows, const float *w, const float *x, int64_t k
     }
 }
 
+typedef struct {
+    const float *weight, *x;
+    float *out;
+    int64_t rows, k, outputs;
+} Floats;
+
+static void float_outputs(const void *of, int threads) {
+    const Floats *p = of;
+    (void)threads;
+#pragma omp for schedule(static) nowait
+    for (int64_t o = 0; o < p->outputs; o++)
+        for (int64_t row = 0; row < p->rows; row += TILE) {
+            const float *w = p->weight + o * p->k, *from = p->x + row * p->k;
+            float *to = p->out + row * p->outputs + o;
+            switch (p->rows - row) {
+            case 1: float_tile(1, w, from, p->k, to, p->outputs); break;
+            case 2: float_tile(2, w, from, p->k, to, p->outputs); break;
+            case 3: float_tile(3, w, from, p->k, to, p->outputs); break;
+            default: float_tile(TILE, w, from, p->k, to, p->outputs);
+            }
+        }
+}
+
 // weight [outputs, k], x [rows, k] -> out [rows, outputs], all fp32.
 void tandem_float_product(const float *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t outputs,
                           int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * k * outputs > WORTH)
-    for (int64_t o = 0; o < outputs; o++)
-        for (int64_t row = 0; row < rows; row += TILE) {
-            const float *w = weight + o * k, *from = x + row * k;
-            float *to = out + row * outputs + o;
-            switch (rows - row) {
-            case 1: float_tile(1, w, from, k, to, outputs); break;
-            case 2: float_tile(2, w, from, k, to, outputs); break;
-            case 3: float_tile(3, w, from, k, to, outputs); break;
-            default: float_tile(TILE, w, from, k, to, outputs);
-            }
-        }
+    const Floats p = {weight, x, out, rows, k, outputs};
+    tandem_together(rows * k * outputs > WORTH ? threads : 1, float_outputs, &p);
 }
 
 // The largest of those that are not taken, the first among equals.

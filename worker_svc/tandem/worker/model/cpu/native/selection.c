@@ -6,6 +6,7 @@
 // ... in their order, and then across them. So a score does not depend on what else is scored.
 
 #include "selection.h"
+#include "team.h"
 
 #define LANES 8
 #include "index_scores.h"
@@ -120,6 +121,48 @@ static void choose(const uint32_t *scores, int64_t tokens, int64_t most, const i
     }
 }
 
+// What threads share: `rows` at a time, of `steps` pieces of work at most.
+typedef struct {
+    const Choice *c;
+    const Scored *by;
+    Scoring *scoring;
+    uint32_t *scores;
+    float *asked;
+    int64_t rows, width, step, steps, asked_size, room_size;
+    int *failed;
+} Shared;
+
+static void choose_some(const void *of, int threads) {
+    const Shared *s = of;
+    const Choice *c = s->c;
+    const int64_t rows = s->rows, step = s->step, size = c->page_size;
+    float *room = aligned_alloc(64, (size_t)filled(s->room_size, 16) * sizeof(float));
+    (void)threads;
+    if (!room) __atomic_store_n(s->failed, 1, __ATOMIC_RELAXED);
+    for (int64_t first = 0; first < c->count; first += rows) {
+        const int64_t here = c->count - first < rows ? c->count - first : rows;
+#pragma omp for schedule(static)
+        for (int64_t n = 0; n < here; n++) ask(c, s->by, first + n, s->asked + n * s->asked_size);
+        // Rows of a sequence look at the same pages one after the other.
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t job = 0; job < here * s->steps; job++) {
+            const int64_t n = job % here, begins = job / here * step, row = first + n;
+            const int64_t its = c->positions[row] / size + 1, ends = begins + step < its ? begins + step : its;
+            if (room)
+                score_pages(c, s->by, s->scoring, s->asked + n * s->asked_size, c->tables + c->owners[row] * c->width,
+                            begins, ends, room, s->scores + n * s->width);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < here; n++) {
+            const int64_t row = first + n;
+            if (room)
+                choose(s->scores + n * s->width, c->positions[row] + 1, c->most, c->tables + c->owners[row] * c->width,
+                       size, c->chosen + row * c->most);
+        }
+    }
+    free(room);
+}
+
 // Fills in what is chosen for each row. Returns 0, or 1 without memory.
 int tandem_choose(const Choice *c, const Scored *by, int threads) {
     const int64_t size = c->page_size, heads = filled(by->heads, SUMMED), asked_size = (by->size + 1) * heads;
@@ -128,47 +171,26 @@ int tandem_choose(const Choice *c, const Scored *by, int threads) {
         const int64_t here = c->positions[n] / size + 1;
         pages = here > pages ? here : pages, all += here;
     }
-    const int64_t width = pages * size, room_size = filled(size * by->size, 16) + size * SUMMED;
+    const int64_t width = pages * size;
     const int64_t most_rows = c->most_scores / (width ? width : 1) > 0 ? c->most_scores / (width ? width : 1) : 1;
     const int64_t rows = most_rows < c->count ? most_rows : c->count;
-    const int64_t step = TOGETHER / size > 0 ? TOGETHER / size : 1, steps = (pages + step - 1) / step;
-    Scoring *scoring = wide_allowed && wide_is_there() ? wide_scoring : narrow_scoring;
-    uint32_t *scores = malloc((size_t)(rows * width + 1) * sizeof(uint32_t));
-    float *asked = aligned_alloc(64, (size_t)filled(rows * asked_size + 1, 16) * sizeof(float));
-    int failed = !scores || !asked;
-    if (failed) goto end;
-#pragma omp parallel num_threads(threads) if (threads > 1 && all * size * by -> heads * by->size > WORTH)
-    {
-        float *room = aligned_alloc(64, (size_t)filled(room_size, 16) * sizeof(float));
-        if (!room) {
-#pragma omp atomic write
-            failed = 1;
-        }
-        for (int64_t first = 0; first < c->count; first += rows) {
-            const int64_t here = c->count - first < rows ? c->count - first : rows;
-#pragma omp for schedule(static)
-            for (int64_t n = 0; n < here; n++) ask(c, by, first + n, asked + n * asked_size);
-            // Rows of a sequence look at the same pages one after the other.
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t job = 0; job < here * steps; job++) {
-                const int64_t n = job % here, begins = job / here * step, row = first + n;
-                const int64_t its = c->positions[row] / size + 1, ends = begins + step < its ? begins + step : its;
-                if (room)
-                    score_pages(c, by, scoring, asked + n * asked_size, c->tables + c->owners[row] * c->width, begins,
-                                ends, room, scores + n * width);
-            }
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t n = 0; n < here; n++) {
-                const int64_t row = first + n;
-                if (room)
-                    choose(scores + n * width, c->positions[row] + 1, c->most, c->tables + c->owners[row] * c->width,
-                           size, c->chosen + row * c->most);
-            }
-        }
-        free(room);
-    }
-end:
-    free(scores);
-    free(asked);
+    const int64_t step = TOGETHER / size > 0 ? TOGETHER / size : 1;
+    int failed = 0;
+    const Shared s = {.c = c,
+                      .by = by,
+                      .scoring = wide_allowed && wide_is_there() ? wide_scoring : narrow_scoring,
+                      .scores = malloc((size_t)(rows * width + 1) * sizeof(uint32_t)),
+                      .asked = aligned_alloc(64, (size_t)filled(rows * asked_size + 1, 16) * sizeof(float)),
+                      .rows = rows,
+                      .width = width,
+                      .step = step,
+                      .steps = (pages + step - 1) / step,
+                      .asked_size = asked_size,
+                      .room_size = filled(size * by->size, 16) + size * SUMMED,
+                      .failed = &failed};
+    if (!s.scores || !s.asked) failed = 1;
+    else tandem_together(all * size * by->heads * by->size > WORTH ? threads : 1, choose_some, &s);
+    free(s.scores);
+    free(s.asked);
     return failed;
 }

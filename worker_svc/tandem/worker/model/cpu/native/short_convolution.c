@@ -14,13 +14,18 @@ static void multiply(const Recurrence *r, const Work *w, int64_t block) {
     }
 }
 
-void tandem_short_convolution(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saved) {
-    const Work *work = (const Work *)works;
-    const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK;
-    const int threads = all_tokens(work, count) * r->channels > 32768 ? r->threads : 1;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
-    for (int64_t i = 0; i < count * blocks; i++) {
-        convolve(r, work + i / blocks, (const Save *)saved, i % blocks, 0);
-        multiply(r, work + i / blocks, i % blocks);
+static void some_blocks(const void *of, int threads) {
+    const Carried *c = of;
+    const int64_t blocks = (c->r->channels + BLOCK - 1) / BLOCK;
+    (void)threads;
+#pragma omp for schedule(dynamic, 4) nowait
+    for (int64_t i = 0; i < c->count * blocks; i++) {
+        convolve(c->r, c->works + i / blocks, c->saves, i % blocks, 0);
+        multiply(c->r, c->works + i / blocks, i % blocks);
     }
+}
+
+void tandem_short_convolution(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saved) {
+    const Carried c = carried(r, works, count, saved);
+    tandem_together(all_tokens(c.works, count) * r->channels > 32768 ? r->threads : 1, some_blocks, &c);
 }
