@@ -4,7 +4,7 @@
 #include "operations.h"
 #include "team.h"
 
-#define WORTH_GATES 8192  // numbers that one thread computes alone
+#define WORTH_GATES 2048  // numbers that one thread computes alone
 
 // here [size] += delta (where there is one), then to = here / sqrt(mean(here^2) + eps) * weight; `to` may be `here`.
 INLINE void norm_row(float *here, const float *delta, const float *weight, float *to, int64_t size, float eps) {
