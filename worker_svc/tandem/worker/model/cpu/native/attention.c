@@ -250,8 +250,9 @@ INLINE int64_t last_stretch(const Attention *a, const int32_t *block) {
     return (block[2] + block[1] - 1) / stretch_of(a) + 1;
 }
 
-// Pieces of a job that are done together: page by page, whose heads lie side by side.
-static void attend(const Attention *all, const Way *way, const Job *job, int64_t from, int64_t to, float *room) {
+// Pieces of a job that are done together: page by page, whose heads lie side by side. `ready`: the room has their queries.
+static void attend(const Attention *all, const Way *way, const Job *job, int64_t from, int64_t to, int ready,
+                   float *room) {
     const int32_t *block = job->block;
     const int64_t size = all->page_size, d = all->head_dim, rows = block[1] * all->group, stretch = stretch_of(all);
     const int64_t oldest = oldest_seen(all->window, block[2]) / size * size, seen = block[2] + block[1];
@@ -274,7 +275,7 @@ static void attend(const Attention *all, const Way *way, const Job *job, int64_t
     }
     for (int64_t head = from; head < to; head++) {
         pieces[head - from] = piece(room + (head - from) * queries, rows, d);
-        way->begin(a, block, head, pieces + head - from);
+        if (!ready) way->begin(a, block, head, pieces + head - from);
     }
     for (int64_t now = job->first; now < job->last; now++) {
         const int64_t begins = now * stretch > oldest ? now * stretch : oldest;
@@ -368,11 +369,15 @@ static void do_jobs(const void *of, int threads) {
         __atomic_store_n(s->failed, 1, __ATOMIC_RELAXED);
         return;
     }
+    const Job *before = 0;
     for (int64_t n; (n = take_piece(s->shares, threads)) >= 0;) {
         const Job *job = s->jobs + n;
         const int64_t step = at_once(job->block[1] * s->a->group, s->share);
+        const int same = before && before->block == job->block && before->from == job->from && before->to == job->to;
+        const int ready = same && job->from + step >= job->to;
         for (int64_t head = job->from; head < job->to; head += step)
-            attend(s->a, s->way, job, head, head + step < job->to ? head + step : job->to, room);
+            attend(s->a, s->way, job, head, head + step < job->to ? head + step : job->to, ready, room);
+        before = job;
     }
     free(room);
 }

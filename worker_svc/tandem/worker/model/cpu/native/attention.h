@@ -31,7 +31,7 @@ typedef struct {
     17               // so many rows of each are too many for that: what is known of them would leave the second cache
 #define STRETCH 512  // keys, in whole pages, that are added up by themselves
 #define STRETCHES_A_THREAD 4  // at least, where threads share stretches and not heads
-#define JOBS_A_THREAD 16      // then, at least if there are as many stretches: so that all end together
+#define JOBS_A_THREAD 64      // then, at least if there are as many stretches: so that all end together
 #define SPREAD_ROWS 2         // so few of digits have more room for their queries
 #define CHUNK 16  // keys that are made plain at once: with what is computed of them they stay in the first cache
 
