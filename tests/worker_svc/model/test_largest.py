@@ -67,6 +67,6 @@ def test_the_first_largest_is_numpys_also_of_rows_that_lie_apart(size: int) -> N
     wide[:, :size] = x
     expected_places = x.numpy().argmax(axis=-1)
     for given in (x, wide[:, :size]):
-        places, finite = native.first_largest(given)
+        places, finite = native.first_largest(given, len(given))
         assert places.tolist() == expected_places.tolist()
         assert finite.tolist() == np.isfinite(x.numpy()[np.arange(len(x)), expected_places]).tolist()

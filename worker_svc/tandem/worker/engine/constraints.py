@@ -62,21 +62,20 @@ class StepConstraints:
                 drafts = request.tokens[request.num_tokens : request.num_tokens + chunk.samples - 1].tolist()
                 constrained.append(_Constrained(chunk, row, drafts))
             row += chunk.samples
-        guided = [each for each in constrained if each.chunk.request.matcher is not None]
-        grammars.want([each.chunk.request for each in guided])
-        for each in guided:
-            if each.drafts:
-                grammars.walk(each.chunk.request, each.drafts)
+        if constrained:
+            guided = [each for each in constrained if each.chunk.request.matcher is not None]
+            grammars.want([each.chunk.request for each in guided])
+            for each in guided:
+                if each.drafts:
+                    grammars.walk(each.chunk.request, each.drafts)
         return cls(constrained, row, len(chunks), grammars)
 
-    def finish(
-        self, vocabulary_size: int
-    ) -> tuple[Masks | None, npt.NDArray[np.bool_], list[Chunk], RowNumbers | None]:
+    def finish(self, vocabulary_size: int) -> tuple[Masks | None, list[bool], list[Chunk], RowNumbers | None]:
         """Returns, for the rows that are kept: masks `[rows, ceil(vocabulary / 32)]` (None where nothing is
         constrained), and which are exhausted; the chunks that are to be dropped, and the numbers of the rows that are
         kept (None if it is all of them)."""
         if not self._constrained:
-            return None, np.zeros(self._count, dtype=np.bool_), [], None
+            return None, [False] * self._count, [], None
         self._await()
         masks = np.full((self._count, -(-vocabulary_size // 32)), -1, dtype=np.int32)
         exhausted = np.zeros(self._count, dtype=np.bool_)
@@ -101,8 +100,8 @@ class StepConstraints:
         # An exhausted row's token is not used, but it must be drawn from something.
         masks[exhausted] = -1
         if not dropped:
-            return masks, exhausted, [], None
-        return masks[kept], exhausted[kept], dropped, np.flatnonzero(kept)
+            return masks, exhausted.tolist(), [], None
+        return masks[kept], exhausted[kept].tolist(), dropped, np.flatnonzero(kept)
 
     def _await(self) -> None:
         """Waits until all matchers have answered, or the step's patience is over; longer where nobody else is in it."""

@@ -208,6 +208,8 @@ class Engine:
         """Reads the answers of matchers that steps wait for, after waiting so long at most; ends the requests that fail
         by them, and marks those that are held."""
         guided = [request for request in self.scheduler.running if request.matcher is not None]
+        if not guided:
+            return
         self.grammars.listen(guided, seconds)
         self._decide(guided, ended)
         self.grammars.hold(guided)

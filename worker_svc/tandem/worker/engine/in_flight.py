@@ -31,6 +31,7 @@ from tandem.worker.engine.constraints import Masks, StepConstraints
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
 from tandem.worker.engine.scheduler import Chunk
 from tandem.worker.engine.scoring import PromptScores, score_prompts
+from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.runner import Work
 from tandem.worker.model.states import STATELESS_WORK, StateWork
 
@@ -70,24 +71,24 @@ class Flight:
         """Returns the chunks behind which a token is sampled; the ids are in their order."""
         return [chunk for chunk in self.chunks if chunk.samples and not chunk.dropped]
 
+    @in_inference_mode
     def sample(self, table: SamplingTable, drop: Callable[[list[Chunk]], None]) -> None:
         """Samples the tokens, on a GPU without waiting where that can be. `drop` is told whose masks have not come."""
         logits, self.logits = self.logits, None
         assert logits is not None and self.constraints is not None, "a step is sampled once"
         masks, exhausted, dropped, kept = self.constraints.finish(logits.shape[1])
         drop(dropped)
-        self.exhausted = exhausted.tolist()
+        self.exhausted = exhausted
         idle = self._computed is not None and self._computed.query()  # type: ignore[no-untyped-call]
         row, sampling = 0, self.sampling
         for chunk in sampling:
             chunk.request.in_flight.row = row
             row += chunk.samples
-        with torch.inference_mode():
-            self.prompts, logits = score_prompts(self.chunks, logits)
-            if kept is not None:
-                logits = logits[torch.from_numpy(kept).to(logits.device)]
-            if sampling:
-                self.tokens = launch(logits, _rows(sampling, masks), table)
+        self.prompts, logits = score_prompts(self.chunks, logits)
+        if kept is not None:
+            logits = logits[torch.from_numpy(kept).to(logits.device)]
+        if sampling:
+            self.tokens = launch(logits, _rows(sampling, masks), table)
         self._busy = logits.is_cuda and not idle and not self.prompts
 
 
@@ -104,7 +105,7 @@ def work(chunk: Chunk) -> Work:
 def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:
     """Returns one row for the next token of each chunk's request, and one behind each of its drafts."""
     ends = np.array([chunk.start + chunk.length for chunk in chunks], dtype=np.int64)
-    if all(chunk.samples == 1 for chunk in chunks):
+    if sum([chunk.samples for chunk in chunks]) == len(chunks):
         return Rows([chunk.request for chunk in chunks], ends, masks)
     samples = np.array([chunk.samples for chunk in chunks], dtype=np.int64)
     positions = np.arange(samples.sum()) + np.repeat(ends + 1 - np.cumsum(samples), samples)

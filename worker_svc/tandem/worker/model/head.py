@@ -15,6 +15,7 @@ import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.destinations import Destination, of_norm
+from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.norms import stream_norm
@@ -99,7 +100,7 @@ class HeadRunner(ModelRunner):
         """Implements `ModelRunner.prepare`."""
         self._runner.prepare(progress)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """See `ModelRunner.forward`; the first token of a sequence is left out, and may not sample."""
         behind = [item for item in map(_before, work) if len(item.tokens)]

@@ -17,6 +17,7 @@ import torch
 
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan, Segment
+from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
 
@@ -91,7 +92,7 @@ class ModelRunner:
     def forget(self) -> None:
         """Drops what was recorded."""
 
-    @torch.inference_mode()
+    @in_inference_mode
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` of the
         last tokens of each that samples, in order; further rows are padding. `sampled` `[rows]` (int64, on the device)

@@ -43,6 +43,7 @@ from tandem.worker.engine.process.messages import (
 from tandem.worker.engine.process.processes import NO_MEMORY
 from tandem.worker.engine.speculation.costs import StepCost
 from tandem.worker.model.compilations import report_compilations
+from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.parallel import ALONE, Ranks
 
 logger = logging.getLogger("tandem.worker.engine")
@@ -94,6 +95,7 @@ def run_engine(
     return True
 
 
+@in_inference_mode
 def _serve(
     engine: Engine,
     transport: Transport,

@@ -22,8 +22,19 @@ from tandem.worker.engine.sampler.table import SamplingTable
 class Launched:
     """Holds a step's tokens, which may be on their way to the host."""
 
-    ids: torch.Tensor  # [rows] int64, on the device
     _tokens: Sampled | Coming
+    _device: torch.device
+    _ids: torch.Tensor | None = None
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """Returns their ids on the device, `[rows]` int64; where they come from the host, they are sent when they are
+        first wanted."""
+        if self._ids is None:
+            tokens = self._tokens
+            coming = isinstance(tokens, Coming)
+            self._ids = tokens.ids if coming else sent(tokens.ids.astype(np.int64), self._device)
+        return self._ids
 
     @property
     def waited(self) -> bool:
@@ -46,12 +57,12 @@ def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
     """Draws the token of each row of `logits` (float32 or 16 bits), as `sample` does, and waits only where that must
     be."""
     if logits.device.type == "cpu" and rows.mask is None and table.take_the_largest(rows.requests):
-        return Launched(*largest(logits[: len(rows)]))
+        return Launched(largest(logits, len(rows)), logits.device)
     parameters = table.gather(rows.requests)
     waiting = parameters["waits"] if logits.is_cuda else np.ones(len(rows), dtype=np.bool_)
     if not waiting.any():
         coming = draw_on_card(logits, rows, parameters, table)
-        return Launched(coming.ids, coming)
+        return Launched(coming, logits.device)
     if waiting.all():
         sampled = sample(logits.float(), rows, table, parameters)
     else:
@@ -60,4 +71,4 @@ def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
         coming = draw_on_card(theirs, rows.take(kinds[0]), parameters[kinds[0]], table)
         waited = sample(others.float(), rows.take(kinds[1]), table, parameters[kinds[1]])
         sampled = Sampled.joined([coming.read(), waited]).take(np.argsort(np.concatenate(kinds)))
-    return Launched(sent(sampled.ids.astype(np.int64), logits.device), sampled)
+    return Launched(sampled, logits.device)

@@ -86,16 +86,15 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
     return result
 
 
-def largest(logits: torch.Tensor) -> tuple[torch.Tensor, Sampled]:
-    """Returns the ids, and all the rest, of rows on a CPU that just take the largest
-    (`SamplingTable.take_the_largest`): a step of a small model takes little longer than a few calls to torch."""
+def largest(logits: torch.Tensor, rows: int) -> Sampled:
+    """Returns the tokens of the first rows on a CPU, which just take the largest (`SamplingTable.take_the_largest`): a
+    step of a small model takes little longer than a few calls to torch."""
     if native.available() and logits.dtype == torch.float32:
-        ids, finite = native.first_largest(logits)
-        return ids, Sampled.unreported(ids.numpy().astype(np.int32), finite.numpy())
-    numbers = logits.float().numpy()
+        return Sampled.unreported(*native.first_largest(logits, rows))
+    numbers = logits[:rows].float().numpy()
     places = numbers.argmax(axis=-1)
-    finite = np.isfinite(numbers[np.arange(len(numbers)), places])  # the first NaN of a row counts as the largest
-    return torch.from_numpy(places), Sampled.unreported(places.astype(np.int32), finite)
+    finite = np.isfinite(numbers[np.arange(rows), places])  # the first NaN of a row counts as the largest
+    return Sampled.unreported(places.astype(np.int32), finite)
 
 
 def changes_logits(rows: Rows, parameters: Parameters) -> npt.NDArray[np.bool_]:

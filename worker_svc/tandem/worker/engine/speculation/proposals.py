@@ -76,7 +76,7 @@ class Speculation:
         wanting = [request for request in _wanting(running) if not request.in_flight.pending]
         for request in wanting:
             request.drafts = 0
-        hopes = self._hopes(wanting, 0)
+        hopes = self._hopes(wanting, 0) if wanting else []
         if not hopes:
             return
         given, declined = self._share(running, hopes)

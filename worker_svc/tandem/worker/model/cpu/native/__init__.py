@@ -32,6 +32,10 @@ of a Xeon with AMX that others use too, W `[11264, 2048]`, ours / oneDNN in mill
 
 from __future__ import annotations
 
+import ctypes
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, FLOAT8
@@ -241,14 +245,14 @@ def largest(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, places
 
 
-def first_largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the largest number of each row of `x [rows, n]` fp32 is, `[rows]` int64, and whether it is finite, `[rows]`
-    bool: as numpy's argmax, of equal ones the first, and a NaN before all others. Rows may lie apart."""
-    rows, n = x.shape
-    places, finite = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
-    assert n and x.stride(1) == 1
-    calls().tandem_first_largest(x.data_ptr(), rows, n, x.stride(0), places.data_ptr(), finite.data_ptr())
-    return places, finite
+def first_largest(x: torch.Tensor, rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """Where the largest number of each of the first rows of `x [>= rows, n]` fp32 is, and whether it is finite, both
+    `[rows]`: as numpy's argmax, of equal ones the first, and a NaN before all others. Rows may lie apart."""
+    n, (stride, step) = x.shape[1], x.stride()
+    assert n and step == 1
+    places, finite = (ctypes.c_int32 * rows)(), (ctypes.c_bool * rows)()
+    calls().tandem_first_largest(x.data_ptr(), rows, n, stride, places, finite)
+    return np.frombuffer(places, dtype=np.int32), np.frombuffer(finite, dtype=np.bool_)
 
 
 def wide_serves(dtype: torch.dtype) -> bool:

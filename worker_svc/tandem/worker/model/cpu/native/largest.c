@@ -122,25 +122,46 @@ int tandem_largest(const float *x, int64_t rows, int64_t n, int64_t count, float
     return failed;
 }
 
+#define STRETCH 512  // numbers of which only the largest is looked for, until it is known in which stretch it is
+
+// The largest of x [n], a NaN before all others, which `broken` tells.
+INLINE float largest_of_stretch(const float *x, int64_t n, int *broken) {
+    float largest = -INFINITY;
+    int64_t i = 0;
+    if (n == STRETCH) {  // four at a time: one would wait for the one before it
+        __m256 most[4], unordered = _mm256_setzero_ps();
+        for (int k = 0; k < 4; k++) most[k] = _mm256_set1_ps(-INFINITY);
+        for (; i < n; i += 32) {
+            __m256 v[4];
+            for (int k = 0; k < 4; k++) v[k] = _mm256_loadu_ps(x + i + 8 * k);
+            for (int k = 0; k < 4; k++) most[k] = _mm256_max_ps(v[k], most[k]);
+            for (int k = 0; k < 4; k += 2)  // true where either is a NaN
+                unordered = _mm256_or_ps(unordered, _mm256_cmp_ps(v[k], v[k + 1], _CMP_UNORD_Q));
+        }
+        *broken = _mm256_movemask_ps(unordered) != 0;
+        float lanes[8];
+        _mm256_storeu_ps(lanes, _mm256_max_ps(_mm256_max_ps(most[0], most[1]), _mm256_max_ps(most[2], most[3])));
+        for (int lane = 0; lane < 8; lane++) largest = lanes[lane] > largest ? lanes[lane] : largest;
+        return largest;
+    }
+    for (*broken = 0; i < n; i++) *broken |= x[i] != x[i], largest = x[i] > largest ? x[i] : largest;
+    return largest;
+}
+
 // Of each row of x [rows, n], rows `stride` apart: where the first NaN is, or else the first of the largest, and whether
 // that one is finite.
-void tandem_first_largest(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t *places, uint8_t *finite) {
+void tandem_first_largest(const float *x, int64_t rows, int64_t n, int64_t stride, int32_t *places, uint8_t *finite) {
     for (int64_t row = 0; row < rows; row++, x += stride) {
-        __m256 most = _mm256_set1_ps(-INFINITY), broken = _mm256_setzero_ps();
-        int64_t i = 0;
-        for (; i + 8 <= n; i += 8) {
-            const __m256 v = _mm256_loadu_ps(x + i);
-            most = _mm256_max_ps(v, most);
-            broken = _mm256_or_ps(broken, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        float largest = -INFINITY;
+        int64_t first = 0;  // of the stretch that it is in
+        int nan = 0;
+        for (int64_t i = 0; i < n && !nan; i += STRETCH) {
+            const float here = largest_of_stretch(x + i, n - i < STRETCH ? n - i : STRETCH, &nan);
+            if (here > largest || nan) largest = here, first = i;
         }
-        float lanes[8], largest = -INFINITY;
-        int nan = _mm256_movemask_ps(broken) != 0;
-        _mm256_storeu_ps(lanes, most);
-        for (int lane = 0; lane < 8; lane++) largest = lanes[lane] > largest ? lanes[lane] : largest;
-        for (; i < n; i++) nan |= x[i] != x[i], largest = x[i] > largest ? x[i] : largest;
-        int64_t place = 0;
+        int64_t place = first;
         while (place < n - 1 && (nan ? x[place] == x[place] : x[place] != largest)) place++;
-        places[row] = place;
+        places[row] = (int32_t)place;
         finite[row] = !nan && largest < INFINITY && largest > -INFINITY;
     }
 }
