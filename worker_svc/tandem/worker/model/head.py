@@ -56,8 +56,8 @@ class Head(Transformer):
         if "output" not in self.config.tables:
             self.output = model.output
 
-    def _begin(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        embedded = super()._begin(ids, positions, slots)
+    def _begin(self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        embedded = super()._begin(x, positions, slots)
         given = self.hidden[slots[0], slots[1]].to(embedded.dtype)
         return self.join(torch.cat((self.embedding_norm(embedded), self.hidden_norm(given)), dim=1))
 

@@ -92,6 +92,7 @@ class RotaryTable(torch.nn.Module):
         if config.rope_scaling is not None:
             self._size[:pairs] = config.rope_scaling.of_context(config.context_length).attention_factor
         self._compiled = torch.device(device).type == "cpu" and native.available()
+        self.rotary = layers.Rotary(half=config.head_dim // 2)  # the table as the library takes it
         self.register_buffer("table", torch.empty((0, config.head_dim), device=device), persistent=False)
         self.reach(_BLOCK)
 
@@ -109,11 +110,12 @@ class RotaryTable(torch.nn.Module):
             block[:, :half] = angles.cos() * self._size
             block[:, half:] = angles.sin() * self._size
         self.table = torch.cat((self.table, table.to(self.table.device)))
+        self.rotary.table, self.rotary.count = self.table.data_ptr(), last
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cosines and signed sines for rows at `positions` `[N]`, each `[N, 1, head_dim]`, for `rotate`."""
         if self._compiled:
-            return layers.rotations(self.table, positions)
+            return layers.rotations(self.rotary, positions)
         cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
@@ -136,15 +138,24 @@ class Rotations(torch.nn.Module):
 
     def at(self, positions: torch.Tensor) -> dict[Rope, Rotation]:
         """What `rotate` needs for rows at `positions` `[N]`, each `[N, 1, head_dim]`; by 1 and 0 nothing changes."""
-        rotations: dict[Rope, Rotation] = {}
+        rotations: dict[Rope, Rotation] = {rope: table.at(positions) for rope, table in self.tables().items()}
+        return rotations | self.unturned(len(positions), positions.device)
+
+    def tables(self) -> dict[Rope, RotaryTable]:
+        """Returns the tables that layers look at."""
+        tables: dict[Rope, RotaryTable] = {}
         if "model" in self._kinds:
-            rotations["model"] = self.model.at(positions)
+            tables["model"] = self.model
         if self.window is not None:
-            rotations["window"] = self.window.at(positions)
-        if "none" in self._kinds:
-            shape, device = (len(positions), 1, self._head_dim), positions.device
-            rotations["none"] = (torch.ones(shape, device=device), torch.zeros(shape, device=device))
-        return rotations
+            tables["window"] = self.window
+        return tables
+
+    def unturned(self, rows: int, device: torch.device | None = None) -> dict[Rope, Rotation]:
+        """Returns what layers have that do not rotate, if there are any: it is the same for all positions."""
+        if "none" not in self._kinds:
+            return {}
+        shape = (rows, 1, self._head_dim)
+        return {"none": (torch.ones(shape, device=device), torch.zeros(shape, device=device))}
 
 
 class QueryFactors(torch.nn.Module):

@@ -13,10 +13,12 @@ import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
+from tandem.worker.checkpoints.model_parts.positions import Rope
 from tandem.worker.model.attention import Plan, soft_cap_
 from tandem.worker.model.compressed_plan import CompressedPlan
+from tandem.worker.model.cpu.beginning import CompiledBeginning
 from tandem.worker.model.cpu.ending import CompiledEnding
-from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.cpu.operations import NativeOperations, cpu_operations
 from tandem.worker.model.cpu.stack import CompiledStack
 from tandem.worker.model.destinations import Destination, of_norm
 from tandem.worker.model.float8 import Float8Weight
@@ -30,7 +32,7 @@ from tandem.worker.model.norms import stream_norm
 from tandem.worker.model.operations import Operations, Products, StateMoves
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInputs
-from tandem.worker.model.rope import QueryFactors, Rotations
+from tandem.worker.model.rope import QueryFactors, Rotation, Rotations
 from tandem.worker.model.streams import Streams
 from tandem.worker.model.weights import Embedding
 
@@ -108,9 +110,10 @@ class Transformer(torch.nn.Module):
         Returns `[M, vocab]`: float32, or of 16 bits where nothing was done to them in float32
         (`Operations.wide_logits`).
         """
-        rotations = self.rotations.at(positions)
+        begins = self._beginning
+        x, rotations = self._looked_up(ids, positions) if begins is None else begins.begin(ids, positions)
         growth = None if self._growth is None else self._growth.at(positions)
-        x, delta = self._begin(ids, positions, slots), None
+        x, delta = self._begin(x, positions, slots), None
         given = None if self.given is None else self.given(ids, x)
         if self.streams is not None:
             x = self.streams.begin(x)
@@ -173,11 +176,14 @@ class Transformer(torch.nn.Module):
         assert isinstance(layer, Layer)
         return layer
 
-    def _begin(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Returns what the layers begin with, `[N, hidden]`, or that of several streams beside each other."""
-        x = self.embedding(ids)
-        if self.config.embedding_scale != 1:
-            x = x * self.config.embedding_scale
+    def _looked_up(self, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, dict[Rope, Rotation]]:
+        """Returns the vectors of tokens `[N, hidden]`, and how their positions rotate."""
+        x, scale = self.embedding(ids), self.config.embedding_scale
+        return x if scale == 1 else x * scale, self.rotations.at(positions)
+
+    def _begin(self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Returns what the layers begin with, `[N, hidden]`, or that of several streams beside each other, by the
+        vectors of tokens."""
         if self.config.hyper is not None:
             x = x.repeat(1, self.config.hyper.count)
         if self.positions is None:
@@ -206,6 +212,13 @@ class Transformer(torch.nn.Module):
         assert isinstance(normed, torch.Tensor)
         cache.hidden[slots[0], slots[1]] = normed.to(cache.hidden.dtype)
         return normed if logit_rows is None else normed.index_select(0, logit_rows)
+
+    @cached_property
+    def _beginning(self) -> CompiledBeginning | None:
+        """Returns what looks tokens and positions up, once the weights are there; None where torch does."""
+        if type(self.operations) is not NativeOperations or self.ranks.size > 1:
+            return None
+        return CompiledBeginning.of(self.embedding, self.config.embedding_scale, self.rotations)
 
     @cached_property
     def _stack(self) -> CompiledStack:

@@ -55,8 +55,7 @@ class Embedding(torch.nn.Module):
         self.in_features, self.out_features = columns, rows
         self.weight_rows = rows
         self.weights = torch.nn.ModuleList()  # one, once it is there
-        self.tied = tied
-        self._dtype = dtype
+        self.tied, self.dtype = tied, dtype
 
     @property
     def stored(self) -> Weight:
@@ -66,10 +65,10 @@ class Embedding(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Computes `[N] -> [N, hidden]`."""
         if self._ranks.size == 1:
-            return self.stored.rows(ids).to(self._dtype).contiguous()
+            return self.stored.rows(ids).to(self.dtype).contiguous()
         ids = ids - self._first
         ours = (ids >= 0) & (ids < self.out_features)
-        vectors = self.stored.rows(ids.clamp(0, self.out_features - 1)).to(self._dtype)
+        vectors = self.stored.rows(ids.clamp(0, self.out_features - 1)).to(self.dtype)
         return self._ranks.add_up(vectors.masked_fill(~ours.unsqueeze(-1), 0))
 
 

@@ -9,8 +9,9 @@ import torch
 from tandem.worker.model.cpu.native import PANEL, SCALES, WIDE_KINDS
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Weight
-from tandem.worker.model.linear import FloatRows, HalfPanels, Linear
+from tandem.worker.model.linear import FloatRows, HalfPanels, Linear, PlainWeight
 from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.weights import Embedding
 
 # What is the same of matrices that are stored alike.
 ALIKE = ("bits", "half", "per_channel", "inputs", "outputs", "panels", "groups", "group")
@@ -25,6 +26,7 @@ class Matrix(ctypes.Structure):
     order: int | None
     bits: int
     panels: int
+    inputs: int
     outputs: int
 
     _fields_ = (
@@ -55,6 +57,20 @@ def matrices_of(linear: Linear) -> list[Matrix]:
         matrices.append(matrix)
         first += matrix.outputs
     return matrices
+
+
+def matrix_of_rows(embedding: Embedding) -> Matrix | None:
+    """Returns the matrix whose rows an embedding looks up as float32, for `beginning.c`; None if it serves no such."""
+    weight, sizes = embedding.stored, {"inputs": embedding.in_features, "outputs": embedding.out_features}
+    if embedding.dtype != torch.float32:
+        return None
+    if not isinstance(weight, PlainWeight):
+        matrix = _matrix(weight, **sizes)
+        return None if matrix is None or matrix.bits == _FLOAT8 else matrix
+    numbers = weight.weight.data
+    if numbers.is_mkldnn or numbers.device.type != "cpu" or numbers.dtype not in WIDE_KINDS:
+        return None
+    return Matrix(numbers=numbers.data_ptr(), bits=_FLOATS, half=WIDE_KINDS[numbers.dtype], **sizes)
 
 
 def _matrix(weight: torch.nn.Module, inputs: int, outputs: int) -> Matrix | None:

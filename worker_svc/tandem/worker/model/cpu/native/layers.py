@@ -58,7 +58,16 @@ class Heads(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
+class Rotary(ctypes.Structure):
+    """A table of positions, [count, 2 half] cosines, then sines, as the library takes it."""
+
+    table: int
+    count: int
+    half: int
+    _fields_ = (("table", _POINTER), ("count", _SIZE), ("half", _SIZE))
+
+
+@dataclass(slots=True)
 class AttentionWork:
     """Which queries look at what; see `attention.c` and `paged_plan.py`."""
 
@@ -219,15 +228,15 @@ def pages_of(parts: Parts) -> Pages:
     return Pages(parts[0].data_ptr(), parts[-1].data_ptr())
 
 
-def rotations(table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines at `positions` `[N]` int64, each `[N, 1, head_dim]`, of a contiguous table
-    `[count, head_dim]` of cosines, then sines. Raises IndexError for positions that it does not have."""
-    rows, (count, size) = len(positions), table.shape
+def rotations(of: Rotary, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and signed sines at `positions` `[N]` int64, each `[N, 1, head_dim]`. Raises IndexError for positions
+    that the table does not have."""
+    rows, size = len(positions), 2 * of.half
     cos, sin = torch.empty((rows, 1, size)), torch.empty((rows, 1, size))
     if calls().tandem_rotations(
-        table.data_ptr(), count, size // 2, positions.data_ptr(), rows, cos.data_ptr(), sin.data_ptr()
+        of.table, of.count, of.half, positions.data_ptr(), rows, cos.data_ptr(), sin.data_ptr()
     ):
-        raise IndexError(f"positions {positions.tolist()} of a table of {count}")
+        raise IndexError(f"positions {positions.tolist()} of a table of {of.count}")
     return cos, sin
 
 

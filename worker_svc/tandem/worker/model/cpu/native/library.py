@@ -19,6 +19,7 @@ _FUNCTIONS: dict[str, Signature] = {
         [_NUMBER, *[_POINTER] * 6, _NUMBER, _SIZE, _POINTER, *[_SIZE] * 4, _POINTER, _SIZE, _POINTER, _NUMBER],
         _NUMBER,
     ),
+    "begin": ([*[_POINTER] * 3, _SIZE, _NUMBER], _NUMBER),
     "rotations": ([_POINTER, *[_SIZE] * 2, _POINTER, _SIZE, *[_POINTER] * 2], _NUMBER),
     "panel_rows": ([_NUMBER, _POINTER, *[_SIZE] * 4, _POINTER, _SIZE, _POINTER], _NUMBER),
     "fill_panels": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 2, _NUMBER], None),
@@ -75,7 +76,7 @@ SOURCES = CSources(
         # The compiler takes longest for the first ones.
         *("quantized_wide.c", "digits_wide.c", "products.c", "attention_wide.c", "attention_wide_digits.c"),
         *("attention_wide_twos.c", "attention_wide_twos_fp8.c"),
-        *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c"),
+        *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c", "beginning.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
         *("heads.c", "experts.c", "largest.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
         *("selection.c", "selection_wide.c", "team.c"),
