@@ -74,6 +74,7 @@ def check_pages(table: PageTable) -> None:
 
 def _check_sequence(chains: Chains, sequence: SequencePages) -> None:
     pages = sequence.held.tolist()
+    assert pages == sequence.pages[: sequence.count].tolist(), "a sequence did not notice that its pages have changed"
     assert len(set(pages)) == len(pages), "a sequence holds a page twice"
     parent: Parent = sequence.salt
     for index, page in enumerate(pages):

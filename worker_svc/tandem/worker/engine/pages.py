@@ -72,6 +72,7 @@ class SequencePages:
     state: SequenceState | None = None
     tail: Parent = ""  # name by which the next page to be published knows its parent
     closed: bool = False
+    _held: npt.NDArray[np.int64] | None = None
 
     @property
     def found_tokens(self) -> int:
@@ -80,8 +81,14 @@ class SequencePages:
 
     @property
     def held(self) -> npt.NDArray[np.int64]:
-        """Returns page numbers in order, `[count]`; a view that the next operation may invalidate."""
-        return self.pages[: self.count]
+        """Returns page numbers in order, `[count]`, the same array until they change."""
+        if self._held is None:
+            self._held = self.pages[: self.count]
+        return self._held
+
+    def changed(self) -> None:
+        """Records that the pages, or how many there are, have changed."""
+        self._held = None
 
 
 @dataclass(slots=True, eq=False)
@@ -214,6 +221,7 @@ class PageTable:
             grown[: sequence.count] = sequence.held
             sequence.pages = grown
         last = int(sequence.pages[sequence.count - 1]) if sequence.count else -2
+        sequence.changed()
         for _ in range(missing):
             last = self._take(last + 1)
             self._references[last] = 1
@@ -260,6 +268,7 @@ class PageTable:
             self._reference(twin)
             self._give_back(page)
             sequence.pages[index] = page = twin
+            sequence.changed()
             self.statistics.merged_pages += 1
         else:
             self.chains.add(page, name, int(sequence.pages[index - 1]) if index else None)
@@ -288,6 +297,7 @@ class PageTable:
                 self._free.add(page)
                 dropped.append(page)
         sequence.count = 0
+        sequence.changed()
         if self.states is not None and sequence.state is not None:
             self.states.close(sequence.state)
         return dropped

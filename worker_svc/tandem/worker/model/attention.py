@@ -20,6 +20,7 @@ lie, each run by a product of its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -46,8 +47,7 @@ def oldest_seen(position: Positions, window: int) -> Positions:
     return position - window + 1 if window > 0 else position // -window * -window
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive tokens of one sequence that a step computes.
 
     `row` is the first one's row in the step's batch, `position` its place in the sequence, and
@@ -75,6 +75,14 @@ class Plan(Protocol):
         """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give
         zeros."""
         ...
+
+
+class MovingPlan(ABC):
+    """A plan that can become the one of the tokens behind its own, where these are in the same pages."""
+
+    @abstractmethod
+    def move_on(self) -> None:
+        """Makes every token the next one of its sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ what came out of its own last norm.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -120,5 +119,5 @@ def _before(work: Work) -> Work:
     """Moves a work to where the hidden states are that it is given."""
     assert work.samples <= 1
     if not work.position:
-        work = replace(work, tokens=work.tokens[1:], position=1)
-    return replace(work, position=work.position - 1)
+        work = work._replace(tokens=work.tokens[1:], position=1)
+    return work._replace(position=work.position - 1)

@@ -11,9 +11,9 @@ Norms may stand elsewhere. In some layers of some models something with a state 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -49,8 +49,7 @@ from tandem.worker.model.unfinished import Unfinished
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What all layers of a forward pass share."""
 
     rotations: Mapping[Rope, Rotation]
@@ -65,8 +64,7 @@ class Step:
 
     def of(self, rows: torch.Tensor, plans: Mapping[AttentionKind, Plan]) -> Step:
         """Returns the step of some rows `[M]`, with plans for these, where nothing is stored any more."""
-        return replace(
-            self,
+        return self._replace(
             rotations={
                 rope: (cos.index_select(0, rows), sin.index_select(0, rows))
                 for rope, (cos, sin) in self.rotations.items()

@@ -7,8 +7,7 @@ Rows are padded to a multiple for which a row's bits do not depend on how many o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan, Segment
+from tandem.worker.model.decodes import Decodes, There, Tokens
 from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
@@ -40,12 +40,14 @@ def first_rows(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.cumsum(lengths) - lengths
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
     `samples` (0 to length) of them are wanted. With `row`, the first token is that row of what was sampled last, and
     what stands in its place in `tokens` is not looked at. Without a `state`, a model that has them begins with none and
-    keeps none."""
+    keeps none.
+
+    What `pages` holds is not changed: where a sequence's pages are others, it is another array.
+    """
 
     tokens: npt.NDArray[np.int32]
     position: int
@@ -53,14 +55,6 @@ class Work:
     samples: int
     row: int | None = None
     state: StateWork = STATELESS_WORK
-
-
-class _Tokens(NamedTuple):
-    """The tokens of a step: `[N]` each, slots `[2, N]`."""
-
-    ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
 
 
 def state_plan(rows: Sequence[int], work: Sequence[Work], states: StateCache | None) -> StatePlan:
@@ -79,6 +73,7 @@ class ModelRunner:
         self.device = cache.device
         self.row_multiple = model.operations.row_multiple
         self._kinds = frozenset(model.config.attention_kinds)
+        self._decodes: Decodes | None = None  # the last step, where the next one may go on with it
         model.rotations.reach(cache.shape.pages * cache.shape.page_size)
 
     @property
@@ -95,8 +90,12 @@ class ModelRunner:
     @in_inference_mode
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` of the
-        last tokens of each that samples, in order; further rows are padding. `sampled` `[rows]` (int64, on the device)
-        are the ids that works with a `row` take theirs from."""
+        last tokens of each that samples, in order; further rows are padding, and all hold until the next call.
+        `sampled` `[rows]` (int64, on the device) are the ids that works with a `row` take theirs from."""
+        decodes = self._decodes
+        if decodes is not None and decodes.go_on(work):
+            there, plans, rows = decodes.there, decodes.plans, decodes.rows
+            return self._compute(work, rows, there, plans, None, None, sampled)
         lengths = [len(item.tokens) for item in work]
         rows = [0, *itertools.accumulate(lengths)]
         total = rows.pop()
@@ -121,25 +120,32 @@ class ModelRunner:
                         if count
                     ]
                 )
-        to_device = self._to_device
-        ids_there = to_device(tokens.ids)
-        self._take_sampled(ids_there, rows, work, sampled)
-        logits: torch.Tensor = self.model(
-            ids_there,
-            to_device(tokens.positions),
-            self.cache,
-            to_device(tokens.slots),
-            self._plans(segments),
-            None if logit_rows is None else to_device(logit_rows),
-            None if self.model.config.recurrence is None else self._state_moves(rows, work),
-            late,
-        )
-        return logits
+        there, plans = There(*map(self._to_device, tokens)), self._plans(segments)
+        if self.device.type == "cpu":
+            self._decodes = Decodes.of(work, tokens, there, plans, self.cache.shape.page_size)
+        wanted_there = None if logit_rows is None else self._to_device(logit_rows)
+        return self._compute(work, rows, there, plans, wanted_there, late, sampled)
 
-    def _tokens(self, work: Sequence[Work], lengths: Sequence[int], rows: Sequence[int], total: int) -> _Tokens:
+    def _compute(
+        self,
+        work: Sequence[Work],
+        rows: Sequence[int],
+        there: There,
+        plans: Mapping[AttentionKind, Plan],
+        logit_rows: torch.Tensor | None,
+        late: Mapping[AttentionKind, Plan] | None,
+        sampled: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Computes a step that is prepared; `rows[i]` is the first row of work i."""
+        self._take_sampled(there.ids, rows, work, sampled)
+        states = None if self.model.config.recurrence is None else self._state_moves(rows, work)
+        ids, positions, slots = there
+        return self.model.forward(ids, positions, self.cache, slots, plans, logit_rows, states, late)
+
+    def _tokens(self, work: Sequence[Work], lengths: Sequence[int], rows: Sequence[int], total: int) -> Tokens:
         """Returns the tokens of a step, `total` of them, padding behind them; `rows[i]` is the first row of work i."""
         size, padded = self.cache.shape.page_size, self._padded(total)
-        tokens = _Tokens(*(np.zeros(shape, dtype=np.int64) for shape in (padded, padded, (2, padded))))
+        tokens = Tokens(*(np.zeros(shape, dtype=np.int64) for shape in (padded, padded, (2, padded))))
         ids, positions, slots = tokens
         if padded > total:
             slots[0, total:] = self.cache.padding_page

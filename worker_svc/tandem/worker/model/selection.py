@@ -11,7 +11,6 @@ their bits do not depend on the batch either, and of equal scores the earliest i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -50,7 +49,7 @@ def divided(segments: Sequence[Segment], most: int) -> tuple[list[Segment], list
     """Returns those tokens of segments that see all before them, the first `most` of a sequence, and the others."""
     counts = [min(max(most - each.position, 0), each.length) for each in segments]
     both = list(zip(segments, counts, strict=True))
-    near = [replace(each, length=count) for each, count in both if count]
+    near = [each._replace(length=count) for each, count in both if count]
     far = [
         Segment(each.row + count, each.length - count, each.position + count, each.pages)
         for each, count in both

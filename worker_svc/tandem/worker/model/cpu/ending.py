@@ -6,6 +6,7 @@ import ctypes
 
 import torch
 
+from tandem.worker.model.cpu.layer import MOST_ROWS
 from tandem.worker.model.cpu.layer_parts import EndingStruct, NormStruct, NormVectors
 from tandem.worker.model.cpu.matrices import matrices_of
 from tandem.worker.model.cpu.native.layers import LANES
@@ -17,6 +18,7 @@ class CompiledEnding:
 
     def __init__(self, struct: EndingStruct) -> None:
         self._struct = struct
+        self._room: torch.Tensor | None = None
         self.address = ctypes.addressof(struct)
 
     @classmethod
@@ -32,8 +34,13 @@ class CompiledEnding:
         return cls(EndingStruct(NormStruct(weight, bias), pieces[0], output.in_features, eps, centred))
 
     def logits(self, rows: int) -> torch.Tensor:
-        """Returns room for the logits of so many rows, where the next call puts them: `[rows, vocabulary]`."""
+        """Returns room for the logits of so many rows, where the next call puts them: `[rows, vocabulary]`. It is that
+        of the last call, where that had as many."""
+        if self._room is not None and self._room.shape[0] == rows:
+            return self._room
         matrix = self._struct.output
         room = torch.empty((rows, matrix.width))
         self._struct.logits = room.data_ptr()
-        return room if matrix.width == matrix.outputs else room[:, : matrix.outputs]
+        logits = room if matrix.width == matrix.outputs else room[:, : matrix.outputs]
+        self._room = logits if rows <= MOST_ROWS else None
+        return logits

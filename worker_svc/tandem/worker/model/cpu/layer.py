@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import TypeAlias
 
 import torch
@@ -232,6 +233,7 @@ class CompiledStep:
         self.rows, self.normed = rows, rooms["normed"]
         self._width = max(alike.rooms.get("mixed", 0), alike.rooms.get("attended", 0))
         self._rooms = (rooms, experts_room)  # what `struct` points at, as `_planned`
+        self._planned: tuple[object, ...] | None = None
         self.struct = StepStruct(
             rows=rows,
             experts_room=experts_room.data_ptr(),
@@ -252,7 +254,12 @@ class CompiledStep:
         work, struct, threads = plan.work, self.struct, torch.get_num_threads()
         far = plan.far if isinstance(plan, NativeSelectingPlan) else None
         keys = work.keys + (0 if far is None else far.keys)
-        self._planned = (rotation, growth, slots, plan, inputs)
+        struct.threads = threads
+        struct.attention_threads = threads if keys * self._width > WORTH_A_THREAD else 1
+        planned, before = (cache.shape, rotation, growth, slots, plan, inputs), self._planned
+        if before is not None and all(map(is_, planned, before)):
+            return
+        self._planned = planned
         struct.cos, struct.sin = rotation[0].data_ptr(), rotation[1].data_ptr()
         struct.growth = None if growth is None else growth.data_ptr()
         struct.slots = slots.data_ptr()
@@ -263,8 +270,6 @@ class CompiledStep:
         struct.choice = ctypes.addressof(plan.choice) if isinstance(plan, NativeSelectingPlan) else None
         struct.far = None if far is None else far.blocks.ctypes.data
         struct.format = FORMATS[cache.shape.format.name]
-        struct.threads = threads
-        struct.attention_threads = threads if keys * self._width > WORTH_A_THREAD else 1
         struct.inputs = None if inputs is None else inputs.data_ptr()
         struct.input_stride = 0 if inputs is None else inputs.stride(0)
 

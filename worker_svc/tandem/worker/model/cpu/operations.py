@@ -15,7 +15,7 @@ import torch
 from tandem.worker.checkpoints.model_parts.experts import Experts
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.checkpoints.model_parts.mlp import Activation
-from tandem.worker.model.attention import Plan, Scores, Segment
+from tandem.worker.model.attention import MovingPlan, Plan, Scores, Segment
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.heads import CompiledHeads
@@ -161,7 +161,7 @@ def _work_of(segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: 
     )
 
 
-class NativePlan:
+class NativePlan(MovingPlan):
     """One step's attention, for all layers."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
@@ -169,6 +169,11 @@ class NativePlan:
         self._format, self._latent = cache.shape.format.name, kind.heads.latent
         self.rows = sum(segment.length for segment in segments)
         self.work = _work_of(segments, cache, num_heads, kind)
+
+    def move_on(self) -> None:
+        """See `MovingPlan`. All blocks look at as many more keys, so the longest are still the first."""
+        self.work.blocks[:, 2] += 1
+        self.work.keys += self.rows
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""

@@ -72,6 +72,7 @@ class CompiledStack:
                 kinds.setdefault(each.kind, []).append(each.layer)
         self._kinds = {kind: Alike(some) for kind, some in kinds.items()}
         self._ready: _Ready | None = None
+        self._first: tuple[torch.Tensor, torch.Tensor] | None = None  # x and delta of a step's first call
 
     def steps(
         self,
@@ -114,14 +115,22 @@ class CompiledStack:
         if place == first:
             return Computed(first, x, delta)
         begins = delta is None
-        delta = torch.empty_like(x) if delta is None else delta.contiguous()
+        delta = self._begun(x) if delta is None else delta.contiguous()
         turns = ctypes.addressof(self._turns) + first * ctypes.sizeof(ctypes.c_void_p)
         logits, ending = None, None
         if self._ending is not None and ends and place == last and seen is None:
-            logits, ending = self._ending.logits(len(x)), self._ending.address
+            logits, ending = self._ending.logits(x.shape[0]), self._ending.address
         if calls().tandem_layers(turns, place - first, x.data_ptr(), delta.data_ptr(), begins, ending):
             raise MemoryError("no memory for a block of attention")
         return Computed(place, x, delta, seen, logits)
+
+    def _begun(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns room for what is to be added to x, which is kept for a step that begins with the same tensor."""
+        if self._first is not None and self._first[0] is x:
+            return self._first[1]
+        delta = torch.empty_like(x)
+        self._first = (x, delta) if x.shape[0] <= MOST_ROWS else None
+        return delta
 
     def _prepare(
         self,
@@ -147,6 +156,6 @@ class CompiledStack:
             placed.layer.prepare(step, cache, placed.of_cache, placed.of_states, states)
             seen = placed.layer.seen(step, x) if placed.layer.ends_early else None
             place += 1
-        kept = seen is None and states is None and len(x) <= MOST_ROWS
+        kept = seen is None and states is None and x.shape[0] <= MOST_ROWS
         self._ready = _Ready(first, last, known, weakref.ref(cache), place) if kept else None
         return place, seen
