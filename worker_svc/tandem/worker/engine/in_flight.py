@@ -104,9 +104,9 @@ def work(chunk: Chunk) -> Work:
 
 def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:
     """Returns one row for the next token of each chunk's request, and one behind each of its drafts."""
-    ends = np.array([chunk.start + chunk.length for chunk in chunks], dtype=np.int64)
-    if sum([chunk.samples for chunk in chunks]) == len(chunks):
+    ends = [chunk.start + chunk.length for chunk in chunks]
+    if all(chunk.samples == 1 for chunk in chunks):
         return Rows([chunk.request for chunk in chunks], ends, masks)
     samples = np.array([chunk.samples for chunk in chunks], dtype=np.int64)
-    positions = np.arange(samples.sum()) + np.repeat(ends + 1 - np.cumsum(samples), samples)
+    positions = np.arange(samples.sum()) + np.repeat(np.array(ends) + 1 - np.cumsum(samples), samples)
     return Rows([chunk.request for chunk in chunks for _ in range(chunk.samples)], positions, masks)

@@ -8,7 +8,6 @@ processor's caches meanwhile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,8 +19,6 @@ from tandem.worker.model.attention import MovingPlan, Plan
 
 if TYPE_CHECKING:
     from tandem.worker.model.runner import Work
-
-Pages = npt.NDArray[np.int64]
 
 
 class Tokens(NamedTuple):
@@ -40,49 +37,46 @@ class There(NamedTuple):
     slots: torch.Tensor
 
 
-@dataclass(slots=True)
 class Decodes:
     """The last step of decodes on a CPU, whose tensors share the memory of its arrays."""
 
-    tokens: Tokens
-    there: There
-    plans: Mapping[AttentionKind, Plan]
-    rows: list[int]  # the first row of each work: its number
-    _pages: list[Pages]
-    _next: list[int]  # positions
-    _page_size: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         work: Sequence[Work],
         tokens: Tokens,
         there: There,
-        plans: Mapping[AttentionKind, Plan],
+        plans: Mapping[AttentionKind, MovingPlan],
         page_size: int,
+    ) -> None:
+        self.there, self.plans = there, plans
+        self.rows = list(range(len(work)))  # the first row of each work
+        self._pages, self._next = [item.pages for item in work], [item.position + 1 for item in work]
+        self._page_size = page_size
+        # Of a few numbers, each by itself is quicker than an operation on all.
+        self._ids, self._positions = memoryview(tokens.ids), memoryview(tokens.positions)
+        self._places = memoryview(tokens.slots[1])
+
+    @classmethod
+    def of(
+        cls, work: Sequence[Work], tokens: Tokens, there: There, plans: Mapping[AttentionKind, Plan], page_size: int
     ) -> Decodes | None:
-        """Returns what may go on of a step; None if it cannot."""
+        """Returns what may go on of a step; None if nothing can."""
+        moving = {kind: plan for kind, plan in plans.items() if isinstance(plan, MovingPlan)}
         alone = all(len(item.tokens) == 1 == item.samples for item in work)
-        if not alone or not all(isinstance(plan, MovingPlan) for plan in plans.values()):
-            return None
-        pages, positions = [item.pages for item in work], [item.position + 1 for item in work]
-        return cls(tokens, there, plans, list(range(len(work))), pages, positions, page_size)
+        return cls(work, tokens, there, moving, page_size) if alone and len(moving) == len(plans) else None
 
     def go_on(self, work: Sequence[Work]) -> bool:
-        """Makes it the step of this work, if that is what comes next in the same pages; returns whether it is."""
-        count, size = len(work), self._page_size
-        if count != len(self._next):
+        """Makes it the step of this work, if that is what comes next in the same pages; else it can go on no more."""
+        if len(work) != len(self._next):
             return False
-        for item, pages, position in zip(work, self._pages, self._next, strict=True):
-            same = item.pages is pages and item.position == position and position % size
-            if not same or len(item.tokens) != 1 or item.samples != 1:
+        for row, item in enumerate(work):
+            position, place = self._next[row], self._next[row] % self._page_size
+            if item.pages is not self._pages[row] or item.position != position or not place:
                 return False
-        self._next = [position + 1 for position in self._next]
-        ids, positions, slots = self.tokens
-        ids[:count] = [item.tokens[0] for item in work]
-        positions[:count] += 1
-        slots[1, :count] += 1
+            if len(item.tokens) != 1 or item.samples != 1:
+                return False
+            self._ids[row], self._positions[row], self._places[row] = item.tokens.item(), position, place
+            self._next[row] += 1
         for plan in self.plans.values():
-            assert isinstance(plan, MovingPlan)
             plan.move_on()
         return True

@@ -92,8 +92,9 @@ class ModelRunner:
         """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` of the
         last tokens of each that samples, in order; further rows are padding, and all hold until the next call.
         `sampled` `[rows]` (int64, on the device) are the ids that works with a `row` take theirs from."""
-        decodes = self._decodes
+        decodes, self._decodes = self._decodes, None
         if decodes is not None and decodes.go_on(work):
+            self._decodes = decodes
             there, plans, rows = decodes.there, decodes.plans, decodes.rows
             return self._compute(work, rows, there, plans, None, None, sampled)
         lengths = [len(item.tokens) for item in work]

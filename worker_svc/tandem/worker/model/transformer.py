@@ -123,16 +123,17 @@ class Transformer(torch.nn.Module):
         compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given, ids)
         wanted = logit_rows if cache.hidden is None else None
-        shared = len(self.layers) if late is None else len(self.layers) - self.config.shared_layers
+        last = self.config.num_layers
+        shared = last if late is None else last - self.config.shared_layers
         ends = wanted is None and late is None and cache.hidden is None
         x, delta, logits = self._compute(0, shared, x, delta, step, wanted if late is None else None, ends=ends)
         if late is not None:
             assert delta is not None and logit_rows is not None
             x, delta, step = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), step.of(logit_rows, late)
-            x, delta, _ = self._compute(shared, len(self.layers), x, delta, step, None)
+            x, delta, _ = self._compute(shared, last, x, delta, step, None)
         if logits is None:
             logits = self.output(self._end(x, delta, cache, slots, logit_rows))
-        if self._converts_logits:
+        if self._converts_logits and logits.dtype != torch.float32:
             logits = logits.float()
         logits = self.ranks.join(logits, self.vocab_size)
         if self.config.logit_multiplier != 1:

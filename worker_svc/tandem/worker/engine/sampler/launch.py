@@ -56,7 +56,7 @@ class Launched:
 def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
     """Draws the token of each row of `logits` (float32 or 16 bits), as `sample` does, and waits only where that must
     be."""
-    if logits.device.type == "cpu" and rows.mask is None and table.take_the_largest(rows.requests):
+    if not logits.is_cuda and rows.mask is None and table.take_the_largest(rows.requests):
         return Launched(largest(logits, len(rows)), logits.device)
     parameters = table.gather(rows.requests)
     waiting = parameters["waits"] if logits.is_cuda else np.ones(len(rows), dtype=np.bool_)

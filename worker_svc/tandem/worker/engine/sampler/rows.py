@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tandem.worker.engine.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """Row i chooses the token at the absolute position `positions[i]` of `requests[i]`, given its tokens before that.
 
@@ -21,13 +21,18 @@ class Rows:
     """
 
     requests: Sequence[Request]
-    positions: npt.NDArray[np.int64]  # [rows]
+    _positions: Sequence[int] | npt.NDArray[np.int64]  # [rows]; most rows never ask
     # [rows, ceil(vocabulary / 32)]: bit id % 32 of word id // 32 is set if the id is allowed, as llguidance writes it.
     # A row without a grammar has every bit set.
     mask: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Returns where each row's token will stand."""
+        return np.asarray(self._positions, dtype=np.int64)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Rows:
         """Returns some of the rows, in this order."""

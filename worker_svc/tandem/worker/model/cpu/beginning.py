@@ -82,10 +82,8 @@ class CompiledBeginning:
         x = torch.empty((rows, self._struct.embedding.inputs))
         rotations = self._rotations.unturned(rows)
         for turning, (rope, rotary) in zip(self._struct.turnings, self._turning.items(), strict=False):
-            cos, sin = rotations[rope] = (
-                torch.empty((rows, 1, 2 * rotary.half)),
-                torch.empty((rows, 1, 2 * rotary.half)),
-            )
+            both = torch.empty((2, rows, 1, 2 * rotary.half))
+            cos, sin = rotations[rope] = (both[0], both[1])
             turning.cos, turning.sin = cos.data_ptr(), sin.data_ptr()
         self._struct.x = x.data_ptr()
         room = Begun(x, rotations)

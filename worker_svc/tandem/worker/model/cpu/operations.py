@@ -169,11 +169,14 @@ class NativePlan(MovingPlan):
         self._format, self._latent = cache.shape.format.name, kind.heads.latent
         self.rows = sum(segment.length for segment in segments)
         self.work = _work_of(segments, cache, num_heads, kind)
+        self._positions = memoryview(self.work.blocks[:, 2])  # of each block's first token
 
     def move_on(self) -> None:
         """See `MovingPlan`. All blocks look at as many more keys, so the longest are still the first."""
-        self.work.blocks[:, 2] += 1
-        self.work.keys += self.rows
+        positions, work = self._positions, self.work
+        for block in range(len(positions)):
+            positions[block] += 1
+        work.keys += self.rows
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
