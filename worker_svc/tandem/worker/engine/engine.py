@@ -253,8 +253,9 @@ class Engine:
         """Appends what a step has sampled, and ends the requests that this finishes."""
         sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
         result = StepResult(np.empty(0, np.uint64), sampled, ended)
-        told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
-        result.prompts = [scores for scores in flight.prompts if scores.number not in told]
+        if flight.prompts:
+            told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
+            result.prompts = [scores for scores in flight.prompts if scores.number not in told]
         ends = self._collect(flight, result, time.monotonic())
         self.scheduler.land(flight.chunks)
         for chunk in flight.chunks:
@@ -266,17 +267,18 @@ class Engine:
         for request in self._forks.started():
             self.scheduler.add(request)
         self._ask(flight, ended)
-        chunks = flight.chunks
-        result.prefill_tokens = sum(chunk.length for chunk in chunks if chunk.length > max(1, chunk.samples))
-        result.decode_tokens = sum(chunk.length for chunk in chunks) - result.prefill_tokens
+        for chunk in flight.chunks:
+            if chunk.length == 1 or chunk.length <= chunk.samples:
+                result.decode_tokens += chunk.length
+            else:
+                result.prefill_tokens += chunk.length
         result.schedule_seconds, result.forward_seconds = flight.schedule_seconds, flight.forward_seconds
         return result
 
     def _ask(self, flight: Flight, ended: list[Finish]) -> None:
         """Tells matchers what was sampled, and ends the requests whose grammar is complete."""
-        guided = [chunk.request for chunk in flight.sampling if chunk.request.matcher is not None]
-        guided = [request for request in guided if not request.in_flight.ended]
-        if guided:
+        asked = (chunk.request for chunk in flight.sampling if chunk.request.matcher is not None)
+        if guided := [request for request in asked if not request.in_flight.ended]:
             self.grammars.ask(guided)
             self._decide(guided, ended)
 

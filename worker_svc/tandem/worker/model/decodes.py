@@ -29,41 +29,35 @@ class Tokens(NamedTuple):
     slots: npt.NDArray[np.int64]
 
 
-class There(NamedTuple):
-    """The same on the device."""
+class Step(NamedTuple):
+    """What a model is given of a step (`Transformer.forward`), on the device."""
 
     ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    plans: Mapping[AttentionKind, Plan]
+    logit_rows: torch.Tensor | None
+    late: Mapping[AttentionKind, Plan] | None
+    rows: list[int]  # the first row of each work
 
 
 class Decodes:
     """The last step of decodes on a CPU, whose tensors share the memory of its arrays."""
 
     def __init__(
-        self,
-        work: Sequence[Work],
-        tokens: Tokens,
-        there: There,
-        plans: Mapping[AttentionKind, MovingPlan],
-        page_size: int,
+        self, step: Step, plans: Sequence[MovingPlan], work: Sequence[Work], tokens: Tokens, page_size: int
     ) -> None:
-        self.there, self.plans = there, plans
-        self.rows = list(range(len(work)))  # the first row of each work
+        self.step, self._plans, self._page_size = step, plans, page_size
         self._pages, self._next = [item.pages for item in work], [item.position + 1 for item in work]
-        self._page_size = page_size
         # Of a few numbers, each by itself is quicker than an operation on all.
-        self._ids, self._positions = memoryview(tokens.ids), memoryview(tokens.positions)
-        self._places = memoryview(tokens.slots[1])
+        self._ids, self._positions, self._places = tokens.ids.data, tokens.positions.data, tokens.slots[1].data
 
     @classmethod
-    def of(
-        cls, work: Sequence[Work], tokens: Tokens, there: There, plans: Mapping[AttentionKind, Plan], page_size: int
-    ) -> Decodes | None:
+    def of(cls, step: Step, work: Sequence[Work], tokens: Tokens, page_size: int) -> Decodes | None:
         """Returns what may go on of a step; None if nothing can."""
-        moving = {kind: plan for kind, plan in plans.items() if isinstance(plan, MovingPlan)}
-        alone = all(len(item.tokens) == 1 == item.samples for item in work)
-        return cls(work, tokens, there, moving, page_size) if alone and len(moving) == len(plans) else None
+        plans = [plan for plan in step.plans.values() if isinstance(plan, MovingPlan)]
+        alone = work and all(len(item.tokens) == 1 == item.samples for item in work)
+        return cls(step, plans, work, tokens, page_size) if alone and len(plans) == len(step.plans) else None
 
     def go_on(self, work: Sequence[Work]) -> bool:
         """Makes it the step of this work, if that is what comes next in the same pages; else it can go on no more."""
@@ -77,6 +71,6 @@ class Decodes:
                 return False
             self._ids[row], self._positions[row], self._places[row] = item.tokens.item(), position, place
             self._next[row] += 1
-        for plan in self.plans.values():
+        for plan in self._plans:
             plan.move_on()
         return True

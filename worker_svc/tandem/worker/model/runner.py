@@ -7,7 +7,7 @@ Rows are padded to a multiple for which a row's bits do not depend on how many o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan, Segment
-from tandem.worker.model.decodes import Decodes, There, Tokens
+from tandem.worker.model.decodes import Decodes, Step, Tokens
 from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
@@ -94,9 +94,18 @@ class ModelRunner:
         `sampled` `[rows]` (int64, on the device) are the ids that works with a `row` take theirs from."""
         decodes, self._decodes = self._decodes, None
         if decodes is not None and decodes.go_on(work):
-            self._decodes = decodes
-            there, plans, rows = decodes.there, decodes.plans, decodes.rows
-            return self._compute(work, rows, there, plans, None, None, sampled)
+            step, self._decodes = decodes.step, decodes
+        else:
+            step = self._prepared(work)
+        if sampled is not None:
+            self._take_sampled(step.ids, step.rows, work, sampled)
+        states = None if self.model.config.recurrence is None else self._state_moves(step.rows, work)
+        return self.model.forward(
+            step.ids, step.positions, self.cache, step.slots, step.plans, step.logit_rows, states, step.late
+        )
+
+    def _prepared(self, work: Sequence[Work]) -> Step:
+        """Prepares a step, which the next one may go on with."""
         lengths = [len(item.tokens) for item in work]
         rows = [0, *itertools.accumulate(lengths)]
         total = rows.pop()
@@ -121,27 +130,12 @@ class ModelRunner:
                         if count
                     ]
                 )
-        there, plans = There(*map(self._to_device, tokens)), self._plans(segments)
-        if self.device.type == "cpu":
-            self._decodes = Decodes.of(work, tokens, there, plans, self.cache.shape.page_size)
+        ids, positions, slots = map(self._to_device, tokens)
         wanted_there = None if logit_rows is None else self._to_device(logit_rows)
-        return self._compute(work, rows, there, plans, wanted_there, late, sampled)
-
-    def _compute(
-        self,
-        work: Sequence[Work],
-        rows: Sequence[int],
-        there: There,
-        plans: Mapping[AttentionKind, Plan],
-        logit_rows: torch.Tensor | None,
-        late: Mapping[AttentionKind, Plan] | None,
-        sampled: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Computes a step that is prepared; `rows[i]` is the first row of work i."""
-        self._take_sampled(there.ids, rows, work, sampled)
-        states = None if self.model.config.recurrence is None else self._state_moves(rows, work)
-        ids, positions, slots = there
-        return self.model.forward(ids, positions, self.cache, slots, plans, logit_rows, states, late)
+        step = Step(ids, positions, slots, self._plans(segments), wanted_there, late, rows)
+        if self.device.type == "cpu":
+            self._decodes = Decodes.of(step, work, tokens, self.cache.shape.page_size)
+        return step
 
     def _tokens(self, work: Sequence[Work], lengths: Sequence[int], rows: Sequence[int], total: int) -> Tokens:
         """Returns the tokens of a step, `total` of them, padding behind them; `rows[i]` is the first row of work i."""
@@ -178,11 +172,9 @@ class ModelRunner:
         return self.model.operations.plan_states(state_plan(rows, work, self.states), self.device)
 
     def _take_sampled(
-        self, ids: torch.Tensor, rows: Sequence[int], work: Sequence[Work], sampled: torch.Tensor | None
+        self, ids: torch.Tensor, rows: Sequence[int], work: Sequence[Work], sampled: torch.Tensor
     ) -> None:
         """Copies the sampled ids that work asks for into `ids`; `rows[i]` is the first row of work i."""
-        if sampled is None:
-            return
         taken = [(row, item.row) for row, item in zip(rows, work, strict=True) if item.row is not None]
         if taken:
             places = self._to_device(np.array(taken, dtype=np.int64).T.copy())

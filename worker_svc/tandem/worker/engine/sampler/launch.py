@@ -32,8 +32,9 @@ class Launched:
         first wanted."""
         if self._ids is None:
             tokens = self._tokens
-            coming = isinstance(tokens, Coming)
-            self._ids = tokens.ids if coming else sent(tokens.ids.astype(np.int64), self._device)
+            if isinstance(tokens, Coming):
+                return tokens.ids
+            self._ids = sent(tokens.ids.astype(np.int64), self._device)
         return self._ids
 
     @property

@@ -169,7 +169,7 @@ class NativePlan(MovingPlan):
         self._format, self._latent = cache.shape.format.name, kind.heads.latent
         self.rows = sum(segment.length for segment in segments)
         self.work = _work_of(segments, cache, num_heads, kind)
-        self._positions = memoryview(self.work.blocks[:, 2])  # of each block's first token
+        self._positions = self.work.blocks[:, 2].data  # of each block's first token
 
     def move_on(self) -> None:
         """See `MovingPlan`. All blocks look at as many more keys, so the longest are still the first."""

@@ -33,6 +33,7 @@ from tandem.worker.model.cuda.operations import (
 )
 from tandem.worker.model.cuda.selection import KernelSelectingPlan, listed, scores_room
 from tandem.worker.model.cuda.states import KernelMoves, StateArrays
+from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.paged_plan import cut, divide, page_tables, tables_from
 from tandem.worker.model.runner import MOST_DECODES, ModelRunner, Work, decode_rows, first_rows, state_plan
@@ -274,7 +275,7 @@ class GraphedRunner(ModelRunner):
                 if progress is not None:
                     progress(done + 1, len(self._rows))
 
-    @torch.inference_mode()
+    @in_inference_mode
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """Does what `ModelRunner.forward` does; logits of a recorded step hold until the next call."""
         lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
@@ -283,7 +284,8 @@ class GraphedRunner(ModelRunner):
             return super().forward(work, sampled)
         rows = next(rows for rows in self._rows if rows >= count)
         self._inputs.fill(work, rows)
-        self._take_sampled(self._inputs.ids, first_rows(lengths).tolist(), work, sampled)
+        if sampled is not None:
+            self._take_sampled(self._inputs.ids, first_rows(lengths).tolist(), work, sampled)
         if rows in self._graphs:
             self._graphs[rows].replay()
             return self._logits[:rows]

@@ -252,7 +252,7 @@ def first_largest(x: torch.Tensor, rows: int) -> tuple[npt.NDArray[np.int32], np
     assert n and step == 1
     places, finite = (ctypes.c_int32 * rows)(), (ctypes.c_bool * rows)()
     calls().tandem_first_largest(x.data_ptr(), rows, n, stride, places, finite)
-    return np.frombuffer(places, dtype=np.int32), np.frombuffer(finite, dtype=np.bool_)
+    return np.frombuffer(memoryview(places), dtype=np.int32), np.frombuffer(memoryview(finite), dtype=np.bool_)
 
 
 def wide_serves(dtype: torch.dtype) -> bool:
