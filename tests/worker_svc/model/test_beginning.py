@@ -63,7 +63,7 @@ def test_vectors_are_those_of_torch(name: str, columns: int) -> None:
     numbers = torch.randn((ROWS, columns), generator=torch.Generator().manual_seed(0))
     embedding = Embedding(ROWS, columns, torch.float32, tied=False)
     embedding.weights.append(WEIGHTS[name](numbers))
-    config = replace(llama("tiny", ROWS), rope_theta=1e4)
+    config = replace(llama("tiny", 128), rope_theta=1e4)
     rotations = Rotations(config, "cpu")
     for by in (1.0, 5.65685):
         beginning = CompiledBeginning.of(embedding, by, rotations)
@@ -79,7 +79,7 @@ def test_vectors_are_those_of_torch(name: str, columns: int) -> None:
 
 
 def test_tables_that_grow_later_are_looked_up() -> None:
-    config = replace(llama("tiny", ROWS), context_length=1 << 15)
+    config = replace(llama("tiny", 128), context_length=1 << 15)
     embedding = Embedding(ROWS, 8, torch.float32, tied=False)
     embedding.weights.append(PlainWeight(torch.ones((ROWS, 8))))
     rotations = Rotations(config, "cpu")
@@ -97,7 +97,7 @@ def test_tables_that_grow_later_are_looked_up() -> None:
 def test_a_token_that_is_not_there_is_an_error(token: int) -> None:
     embedding = Embedding(ROWS, 8, torch.float32, tied=False)
     embedding.weights.append(PlainWeight(torch.ones((ROWS, 8))))
-    beginning = CompiledBeginning.of(embedding, 1.0, Rotations(llama("tiny", ROWS), "cpu"))
+    beginning = CompiledBeginning.of(embedding, 1.0, Rotations(llama("tiny", 128), "cpu"))
     assert beginning is not None
     with pytest.raises(IndexError, match="tokens"):
         beginning.begin(torch.tensor([0, token]), torch.tensor([0, 1]))
