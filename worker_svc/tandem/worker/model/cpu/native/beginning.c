@@ -66,8 +66,8 @@ int tandem_begin(const Beginning *b, const int64_t *ids, const int64_t *position
     for (int64_t i = 0; b->by != 1 && i < rows * m->inputs; i++) b->x[i] *= b->by;
     for (int n = 0; n < 2; n++) {
         const Turning *t = &b->turnings[n];
-        if (t->rotary && tandem_rotations(t->rotary->table, t->rotary->count, t->rotary->half, positions, rows, t->cos,
-                                          t->sin))
+        if (t->rotary &&
+            tandem_rotations(t->rotary->table, t->rotary->count, t->rotary->half, positions, rows, t->cos, t->sin))
             return NO_POSITION;
     }
     return 0;

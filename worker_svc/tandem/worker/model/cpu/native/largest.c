@@ -122,6 +122,7 @@ int tandem_largest(const float *x, int64_t rows, int64_t n, int64_t count, float
     return failed;
 }
 
+#define AHEAD 1024   // numbers from what is compared to what is asked for: other cores have written half of a step's
 #define STRETCH 512  // numbers of which only the largest is looked for, until it is known in which stretch it is
 
 // The largest of x [n], a NaN before all others, which `broken` tells.
@@ -133,6 +134,7 @@ INLINE float largest_of_stretch(const float *x, int64_t n, int *broken) {
         for (int k = 0; k < 4; k++) most[k] = _mm256_set1_ps(-INFINITY);
         for (; i < n; i += 32) {
             __m256 v[4];
+            for (int k = 0; k < 2; k++) _mm_prefetch((const char *)(x + i + AHEAD + 16 * k), _MM_HINT_T0);
             for (int k = 0; k < 4; k++) v[k] = _mm256_loadu_ps(x + i + 8 * k);
             for (int k = 0; k < 4; k++) most[k] = _mm256_max_ps(v[k], most[k]);
             for (int k = 0; k < 4; k += 2)  // true where either is a NaN
