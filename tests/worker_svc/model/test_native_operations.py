@@ -352,7 +352,7 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
         runner = ModelRunner(model, KVCache(shape, "cpu", channels if stored == "fp8" else None))
         whole = runner.forward([Work(tokens, 0, np.arange(4), 3)])
         runner.forward([Work(tokens[:17], 0, np.arange(4, 8), 0)])
-        steps = [runner.forward([Work(tokens[i : i + 1], i, np.arange(4, 8), 1)]) for i in range(17, 59)]
+        steps = [runner.forward([Work(tokens[i : i + 1], i, np.arange(4, 8), 1)]).clone() for i in range(17, 59)]
         assert torch.equal(torch.cat([step[:1] for step in steps[-3:]]), whole[:3])
         answers.append(whole[:3])
     assert torch.equal(*answers)
@@ -406,7 +406,7 @@ def test_caches_of_one_model_take_turns() -> None:
         )
 
     def step(runner: ModelRunner, place: int) -> torch.Tensor:
-        return runner.forward([Work(np.array([place + 1], dtype=np.int32), place, np.arange(4), 1)])
+        return runner.forward([Work(np.array([place + 1], dtype=np.int32), place, np.arange(4), 1)]).clone()
 
     kinds = (("auto", None), ("int8", None), ("fp8", channels))
     alone = [[step(one, place) for place in range(5)] for one in (runner(*kind) for kind in kinds)]
@@ -477,7 +477,8 @@ def test_a_layer_with_a_state_in_one_call_has_the_bits_of_one_in_pieces(
         pages = np.arange(4, 8)
         runner.forward([Work(tokens[:17], 0, pages, 0, state=StateWork(1, 0, 17))])
         steps = [
-            runner.forward([Work(tokens[i : i + 1], i, pages, 1, state=StateWork(1, i, i + 1))]) for i in range(17, 59)
+            runner.forward([Work(tokens[i : i + 1], i, pages, 1, state=StateWork(1, i, i + 1))]).clone()
+            for i in range(17, 59)
         ]
         assert torch.equal(torch.cat([step[:1] for step in steps[-3:]]), whole[:3])
         answers.append(whole[:3])

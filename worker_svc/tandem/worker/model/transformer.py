@@ -108,7 +108,7 @@ class Transformer(torch.nn.Module):
             (`config.shared_layers`).
 
         Returns `[M, vocab]`: float32, or of 16 bits where nothing was done to them in float32
-        (`Operations.wide_logits`).
+        (`Operations.wide_logits`). On a CPU they may hold until the next call of as many rows only.
         """
         begins = self._beginning
         x, rotations = self._looked_up(ids, positions) if begins is None else begins.begin(ids, positions)
