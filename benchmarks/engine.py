@@ -41,7 +41,8 @@ from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import Scheduler, SchedulerLimits
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -35,7 +35,7 @@ from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.linear import PlainWeight
 from tandem.worker.model.operations import Product
-from tandem.worker.model.runner import Work
+from tandem.worker.model.work import Work
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -20,7 +20,7 @@ from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process.build import BuiltEngine
 from tandem.worker.engine.request import Drafting, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.model.runner import Work
+from tandem.worker.model.work import Work
 
 TOP_P = Sampling(temperature=0.6, top_p=0.9)  # as Llama 3 comes
 _TRACED = 3  # steps

@@ -42,7 +42,8 @@ def measure_ours(path: str, form: str, options: argparse.Namespace) -> dict[str,
     from tandem.worker.engine.process.build import build_engine
     from tandem.worker.engine.process.config import EngineConfig
     from tandem.worker.model.cpu import native
-    from tandem.worker.model.runner import ModelRunner, Work
+    from tandem.worker.model.runner import ModelRunner
+    from tandem.worker.model.work import Work
 
     room = options.context + options.steps + 64
     built = build_engine(

@@ -19,10 +19,11 @@ from tandem.worker.model.kv_formats import Parts, kv_format
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.rope import rotate
 from tandem.worker.model.row_invariance import choose_padding
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.transformer import Transformer
 from tandem.worker.model.unfinished import FINISHED, Unfinished
 from tandem.worker.model.weights import WeightFiller
+from tandem.worker.model.work import Work
 
 
 class UnpagedOperations(TorchOperations):

@@ -17,7 +17,7 @@ from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.operations import Products
-from tandem.worker.model.runner import Work
+from tandem.worker.model.work import Work
 from tests.worker_svc.model.cuda.kernels.test_states import MODELS as STATES
 from tests.worker_svc.model.llama_folders import random_llama, some_ids
 from tests.worker_svc.model.random_models import saved

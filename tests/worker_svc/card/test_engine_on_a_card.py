@@ -35,7 +35,7 @@ from tandem.worker.model.cuda import experts
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import dependent
-from tandem.worker.model.runner import Work
+from tandem.worker.model.work import Work
 from tests.exhaustive import some
 from tests.worker_svc.card.virtual_card import DEVICE, VirtualCard, Wait, absent, present
 

@@ -24,8 +24,8 @@ from tandem.worker.engine.request import Drafting, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.head import HeadRunner
-from tandem.worker.model.runner import Work
 from tandem.worker.model.states import StateWork
+from tandem.worker.model.work import Work
 from tests.exhaustive import some
 from tests.worker_svc.card.states_in_torch import KERNELS
 from tests.worker_svc.card.test_engine_on_a_card import (

@@ -9,7 +9,7 @@ import torch
 
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.model.runner import Work
+from tandem.worker.model.work import Work
 
 VOCABULARY = 64
 

@@ -13,7 +13,8 @@ from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Sharing, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 from tests.worker_svc.engine.history_models import CONTEXT, VOCABULARY
 
 

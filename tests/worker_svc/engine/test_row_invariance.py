@@ -23,7 +23,8 @@ from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations, TorchOperations
 from tandem.worker.model.row_invariance import choose_padding, known_padding
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 
 
 class Dependent(TorchOperations):

@@ -15,7 +15,8 @@ from tandem.worker.model.cpu import native
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.loading import load_transformer
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled library plans such steps")
 

@@ -31,9 +31,10 @@ from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Plain, kv_format
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import TorchOperations
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.states import StateCache, StateShape, StateWork
 from tandem.worker.model.unfinished import Unfinished
+from tandem.worker.model.work import Work
 
 OURS, TORCH = NativeOperations(), TorchOperations()
 

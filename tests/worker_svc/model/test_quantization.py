@@ -18,7 +18,8 @@ from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import INT8, quantize
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.tiny_models import MODELS

@@ -207,12 +207,10 @@ class Engine:
     def _listen(self, ended: list[Finish], seconds: float) -> None:
         """Reads the answers of matchers that steps wait for, after waiting so long at most; ends the requests that fail
         by them, and marks those that are held."""
-        guided = [request for request in self.scheduler.running if request.matcher is not None]
-        if not guided:
-            return
-        self.grammars.listen(guided, seconds)
-        self._decide(guided, ended)
-        self.grammars.hold(guided)
+        if guided := [request for request in self.scheduler.running if request.matcher is not None]:
+            self.grammars.listen(guided, seconds)
+            self._decide(guided, ended)
+            self.grammars.hold(guided)
 
     def _decide(self, guided: Sequence[Request], ended: list[Finish]) -> None:
         """Ends the requests whose matchers have told that they end."""
@@ -267,11 +265,9 @@ class Engine:
         for request in self._forks.started():
             self.scheduler.add(request)
         self._ask(flight, ended)
-        for chunk in flight.chunks:
-            if chunk.length == 1 or chunk.length <= chunk.samples:
-                result.decode_tokens += chunk.length
-            else:
-                result.prefill_tokens += chunk.length
+        chunks = flight.chunks
+        result.prefill_tokens = sum(chunk.length for chunk in chunks if chunk.length > max(1, chunk.samples))
+        result.decode_tokens = sum(chunk.length for chunk in chunks) - result.prefill_tokens
         result.schedule_seconds, result.forward_seconds = flight.schedule_seconds, flight.forward_seconds
         return result
 

@@ -32,8 +32,8 @@ from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
 from tandem.worker.engine.scheduler import Chunk
 from tandem.worker.engine.scoring import PromptScores, score_prompts
 from tandem.worker.model.inference import in_inference_mode
-from tandem.worker.model.runner import Work
 from tandem.worker.model.states import STATELESS_WORK, StateWork
+from tandem.worker.model.work import Work
 
 
 @dataclass(slots=True)

@@ -65,6 +65,7 @@ class SequencePages:
     salt: str
     bypass: bool
     pages: npt.NDArray[np.int64]  # room for more than `count`
+    held: npt.NDArray[np.int64]  # [count] of these, in order; another array whenever they are others
     count: int = 0
     published: int = 0  # of `count`, from the front
     cached_tokens: int = 0  # tokens in whole pages that were there already when it was opened
@@ -72,23 +73,11 @@ class SequencePages:
     state: SequenceState | None = None
     tail: Parent = ""  # name by which the next page to be published knows its parent
     closed: bool = False
-    _held: npt.NDArray[np.int64] | None = None
 
     @property
     def found_tokens(self) -> int:
         """Counts the tokens whose keys and values were there when it was opened, a page to be copied included."""
         return self.cached_tokens + (self.similar.tokens if self.similar is not None else 0)
-
-    @property
-    def held(self) -> npt.NDArray[np.int64]:
-        """Returns page numbers in order, `[count]`, the same array until they change."""
-        if self._held is None:
-            self._held = self.pages[: self.count]
-        return self._held
-
-    def changed(self) -> None:
-        """Records that the pages, or how many there are, have changed."""
-        self._held = None
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +191,7 @@ class PageTable:
         pages = np.empty(max(4, self.pages_for(len(tokens)) + 1), dtype=np.int64)
         pages[: len(chain)] = chain
         found = len(chain)
-        sequence = SequencePages(salt, bypass, pages, found, found, found * size, similar, state, tail)
+        sequence = SequencePages(salt, bypass, pages, pages[:found], found, found, found * size, similar, state, tail)
         self._clock += 1
         for page in chain:
             self._reference(page)
@@ -221,12 +210,12 @@ class PageTable:
             grown[: sequence.count] = sequence.held
             sequence.pages = grown
         last = int(sequence.pages[sequence.count - 1]) if sequence.count else -2
-        sequence.changed()
         for _ in range(missing):
             last = self._take(last + 1)
             self._references[last] = 1
             sequence.pages[sequence.count] = last
             sequence.count += 1
+        sequence.held = sequence.pages[: sequence.count]
         return True
 
     def seat(self, sequence: SequencePages) -> StateCopy | None:
@@ -268,7 +257,7 @@ class PageTable:
             self._reference(twin)
             self._give_back(page)
             sequence.pages[index] = page = twin
-            sequence.changed()
+            sequence.held = sequence.pages[: sequence.count]
             self.statistics.merged_pages += 1
         else:
             self.chains.add(page, name, int(sequence.pages[index - 1]) if index else None)
@@ -296,8 +285,7 @@ class PageTable:
                 self._unpublish(page)
                 self._free.add(page)
                 dropped.append(page)
-        sequence.count = 0
-        sequence.changed()
+        sequence.count, sequence.held = 0, sequence.pages[:0]
         if self.states is not None and sequence.state is not None:
             self.states.close(sequence.state)
         return dropped

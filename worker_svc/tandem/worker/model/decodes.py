@@ -7,38 +7,10 @@ processor's caches meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from tandem.worker.checkpoints.model_parts.heads import AttentionKind
-from tandem.worker.model.attention import MovingPlan, Plan
-
-if TYPE_CHECKING:
-    from tandem.worker.model.runner import Work
-
-
-class Tokens(NamedTuple):
-    """The tokens of a step: `[N]` each, slots `[2, N]`."""
-
-    ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
-
-
-class Step(NamedTuple):
-    """What a model is given of a step (`Transformer.forward`), on the device."""
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    plans: Mapping[AttentionKind, Plan]
-    logit_rows: torch.Tensor | None
-    late: Mapping[AttentionKind, Plan] | None
-    rows: list[int]  # the first row of each work
+from tandem.worker.model.attention import MovingPlan
+from tandem.worker.model.work import Step, Tokens, Work
 
 
 class Decodes:

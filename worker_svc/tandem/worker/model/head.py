@@ -20,8 +20,9 @@ from tandem.worker.model.linear import Linear
 from tandem.worker.model.norms import stream_norm
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.parallel import ALONE, Ranks
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.work import Work
 
 
 class Head(Transformer):

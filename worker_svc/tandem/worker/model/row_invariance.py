@@ -27,9 +27,10 @@ from tandem.common.kept_facts import keep_fact, kept_fact
 from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.cpu.measured_with import measured_with
 from tandem.worker.model.row_trial import products_ignore_other_rows
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.selection import SelectingPlan, scores_ignore_company
 from tandem.worker.model.states import STATELESS_WORK, StateWork
+from tandem.worker.model.work import Work
 
 logger = logging.getLogger("tandem.worker.engine")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,11 @@ import torch
 
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan, Segment
-from tandem.worker.model.decodes import Decodes, Step, Tokens
+from tandem.worker.model.decodes import Decodes
 from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
+from tandem.worker.model.states import StateCache, StatePlan
+from tandem.worker.model.work import Step, Tokens, Work
 
 if TYPE_CHECKING:
     from tandem.worker.model.operations import StateMoves
@@ -38,23 +39,6 @@ def decode_rows(most: int, multiple: int) -> list[int]:
 def first_rows(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Returns the first row of each of several runs of rows, one behind the other."""
     return np.cumsum(lengths) - lengths
-
-
-class Work(NamedTuple):
-    """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
-    `samples` (0 to length) of them are wanted. With `row`, the first token is that row of what was sampled last, and
-    what stands in its place in `tokens` is not looked at. Without a `state`, a model that has them begins with none and
-    keeps none.
-
-    What `pages` holds is not changed: where a sequence's pages are others, it is another array.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    position: int
-    pages: npt.NDArray[np.int64]
-    samples: int
-    row: int | None = None
-    state: StateWork = STATELESS_WORK
 
 
 def state_plan(rows: Sequence[int], work: Sequence[Work], states: StateCache | None) -> StatePlan:

@@ -23,8 +23,9 @@ from tandem.worker.model.kv_formats import Float8, Int4, Int6, Int8, KVFormat, P
 from tandem.worker.model.linear import HeadLinear, PlainWeight
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import TorchOperations
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.weights import WeightFiller
+from tandem.worker.model.work import Work
 from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.scenes import Scene, poison

@@ -30,7 +30,7 @@ from tandem.worker.model.linear import PlainWeight
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Product, Products
 from tandem.worker.model.row_invariance import choose_padding
-from tandem.worker.model.runner import Work
+from tandem.worker.model.work import Work
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.llama_folders import random_llama
 

@@ -21,7 +21,8 @@ from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.quantization import QuantizedWeight, quantize
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.llama_folders import random_llama
 

@@ -20,7 +20,8 @@ from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.loading import load_transformer
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_latents import operations_for

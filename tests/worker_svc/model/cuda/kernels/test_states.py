@@ -23,9 +23,10 @@ from tandem.worker.model.lightning import LightningRule
 from tandem.worker.model.mamba_rule import MambaRule
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.recurrence import Rule
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.short_convolution import ConvolutionRule
 from tandem.worker.model.states import StateCache, StatePlan, StateShape, StateWork
+from tandem.worker.model.work import Work
 from tests.exhaustive import some
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.test_whole_model import cache_for, loaded, operations_for

@@ -21,8 +21,9 @@ from tandem.worker.model.kv_formats import Int8, KVFormat, Plain
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.row_invariance import choose_padding
-from tandem.worker.model.runner import ModelRunner, Work, decode_rows
+from tandem.worker.model.runner import ModelRunner, decode_rows
 from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.work import Work
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 from tests.worker_svc.model.llama_folders import random_llama
 from tests.worker_svc.model.random_models import saved

@@ -16,9 +16,10 @@ from tandem.worker.model.head import Head
 from tandem.worker.model.kv_cache import CacheShape, Hidden, KVCache
 from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.parallel import Ranks
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.states import StateShape
 from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.work import Work
 
 CPU_CACHE_FRACTION = 0.25
 CUDA_CACHE_FRACTION = 0.9

@@ -29,7 +29,8 @@ from tandem.worker.engine.pages import PageTable, SequencePages
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
 from tandem.worker.model.head import HeadRunner
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
 
 
 class Requests(Protocol):

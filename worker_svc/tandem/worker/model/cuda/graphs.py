@@ -36,9 +36,10 @@ from tandem.worker.model.cuda.states import KernelMoves, StateArrays
 from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.paged_plan import cut, divide, page_tables, tables_from
-from tandem.worker.model.runner import MOST_DECODES, ModelRunner, Work, decode_rows, first_rows, state_plan
+from tandem.worker.model.runner import MOST_DECODES, ModelRunner, decode_rows, first_rows, state_plan
 from tandem.worker.model.states import STATELESS, StateCache
 from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.work import Work
 
 STATES_PER_ROW = 2  # tokens that states move by, the new one and one that is repeated; and states that are saved
 
