@@ -4,17 +4,18 @@
 #include <omp.h>
 #include <string.h>
 
+#include <unistd.h>
+
 #ifdef __linux__
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #else
 #include <sched.h>
 #endif
 
 #define LINE 64
 #define TURNS 1000              // of waiting, some 20 us; then a thread sleeps, and leaves its core to others
-#define READ_AHEAD (256 << 10)  // bytes: a part of a core's second cache
+#define READ_AHEAD (256 << 10)  // bytes, where it is not known how large a core's second cache is: else half of it
 #define AT_ONCE 4               // lines that are read between two looks at what is waited for
 
 // A word that some wait for to change.
@@ -80,11 +81,24 @@ static void wait_for_change(Signal *signal, uint32_t seen, Ahead *ahead) {
         else sleep_until_changed(signal, seen);
 }
 
+static int64_t read_ahead(void) {
+    static int64_t known;
+    int64_t bytes = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (bytes) return bytes;
+    bytes = READ_AHEAD;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    const int64_t cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    if (cache > 0) bytes = cache / 2;
+#endif
+    __atomic_store_n(&known, bytes, __ATOMIC_RELAXED);
+    return bytes;
+}
+
 static Ahead ahead_of(const Call *call, int thread, int threads) {
     int64_t first = call->next_pieces * thread / threads * call->next_piece;
     int64_t last = call->next_pieces * (thread + 1) / threads * call->next_piece;
     if (last > call->next_bytes) last = call->next_bytes;  // the last piece may be shorter
-    if (last > first + READ_AHEAD) last = first + READ_AHEAD;
+    if (last > first + read_ahead()) last = first + read_ahead();
     if (last < first) last = first;
     const Ahead ahead = {call->next + first, call->next + first + (last - first) / (AT_ONCE * LINE) * (AT_ONCE * LINE)};
     return ahead;
