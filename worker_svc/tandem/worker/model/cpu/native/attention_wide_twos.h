@@ -69,12 +69,6 @@ INLINE __m512i stored_at(const void *vectors, int64_t n, int64_t i, int64_t d) {
     return d - i >= UNIT ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(first_of(d - i), from);
 }
 
-// Keeps the compiler from loading what comes later before this.
-INLINE __m512i in_order(__m512i loaded) {
-    __asm__ volatile("" : "+v"(loaded));
-    return loaded;
-}
-
 // Those of four keys become tiles of what is stored, each of which becomes UNITS_AT_ONCE, in the order of their units.
 INLINE void four_tiles(const __m512i x[4], __m512i to[4]) {
     if (STORED == FP8) {
