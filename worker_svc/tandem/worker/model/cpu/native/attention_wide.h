@@ -4,6 +4,8 @@
 
 #include "attention.h"
 
+#define LINE 64  // bytes of the caches
+
 // What is read next is asked for into the first cache, SOON bytes before it is read: first the rest of these keys or
 // values, then the beginning of those that follow. Past the other caches where nobody else looks at them in this step.
 #define SOON 8192
@@ -48,6 +50,30 @@ INLINE void ask_soon(Soon *soon) { ask_soon_for(soon, soon->step); }
 // One line at a time, while something else is computed. One instruction whoever reads it next, and where it stands: a choice
 // would cost more.
 INLINE void ask_line(const void *at) { __asm__ volatile("prefetchnta %0" : : "m"(*(const char *)at)); }
+
+// What is asked for by Soon, a line at a time. Where the processor waits for as many lines as it can, it forgets what else it
+// is asked for: so what lies AGAIN bytes behind what is looked at is asked for once more, whatever it is.
+#define AGAIN 5120
+typedef struct {
+    const char *next;
+    int64_t step;  // bytes; 0 where nothing is left
+    const char *again;
+} Spread;
+
+// What is asked for while `bytes` at `now` are looked at.
+INLINE Spread spread_over(Soon *soon, int64_t bytes, const void *now) {
+    if (soon->next >= soon->end && soon->then) soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
+    const Spread ahead = {soon->next, soon->next < soon->end ? LINE : 0, (const char *)now + AGAIN};
+    soon->next += bytes;
+    return ahead;
+}
+
+INLINE void ask_next(Spread *ahead) {
+    ask_line(ahead->next);
+    ask_line(ahead->again);
+    ahead->next += ahead->step;
+    ahead->again += LINE;
+}
 
 // Keeps the compiler from loading what comes later before this.
 INLINE __m512i in_order(__m512i loaded) {

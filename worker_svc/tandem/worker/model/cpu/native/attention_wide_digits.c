@@ -43,14 +43,8 @@ INLINE void add_word_products(__m512i *sum, __m512i a, __m512i b) {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 }
 
-// What few rows ask for while they look at keys or values, a line at a time. Pages of few bytes are asked for a page ahead
-// of the same part, or else nothing would be on its way while weights are computed.
-typedef struct {
-    const char *next;
-    int64_t step;  // bytes; 0 where nothing is left
-    const uint8_t *again;
-} Spread;
-
+// What few rows ask for while they look at keys or values. Pages of few bytes are asked for a page ahead of the same part, or
+// else nothing would be on its way while weights are computed.
 INLINE Soon asked_while(const Attention *a, int which, int64_t first, int64_t after) {
     const int small = a->page_size * length_of(a->format, a->head_dim) < SOON;
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
@@ -60,25 +54,10 @@ INLINE Soon asked_while(const Attention *a, int which, int64_t first, int64_t af
     return soon;
 }
 
-// Where the processor waits for as many lines as it can, it forgets what else it is asked for: so what lies AGAIN bytes behind
-// what is looked at is asked for once more, whatever it is.
-#define AGAIN 5120
-
-// What is asked for while `bytes` at `now` are looked at.
-INLINE Spread spread_over(Soon *soon, int64_t bytes, const uint8_t *now) {
-    if (soon->next >= soon->end && soon->then) soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
-    const Spread ahead = {soon->next, soon->next < soon->end ? TILE : 0, now + AGAIN};
-    soon->next += bytes;
-    return ahead;
-}
-
 // Before load `n` of vectors' units: a line, or of int6, which has three lines in four loads, most often.
 INLINE void ask_before(const int format, Spread *ahead, int64_t n) {
     if (format == INT6 && n % 4 == 3) return;
-    ask_line(ahead->next);
-    ask_line(ahead->again);
-    ahead->next += ahead->step;
-    ahead->again += TILE;
+    ask_next(ahead);
 }
 
 // Constants that follow, as many as the four vectors from number 4 `four` on have. A page is longer than what stays in the
@@ -643,7 +622,7 @@ INLINE void sum_values(const int format, const int64_t d, const int64_t units, c
         add_values(format, d, 1, units, rows, weights, values, unit, keys, key, &ahead, sum);
     }
     if (key < keys) {
-        Spread none = {(const char *)values, 0, values};
+        Spread none = {(const char *)values, 0, (const char *)values};
         add_values(format, d, 0, units, rows, weights, values, unit, keys, key, &none, sum);
     }
     for (int u = 0; u < units; u++) {
