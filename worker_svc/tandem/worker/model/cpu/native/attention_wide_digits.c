@@ -12,6 +12,10 @@
 // other in each of four blocks of four lanes, whose numbers differ. A lane of values has the same number of four values.
 // Nothing is added up across lanes but at the end, for 16 keys at once, in whole numbers where they have one scale.
 //
+// One or two rows wait for memory more than for arithmetic, which goes by vectors in the order that they lie in then: keys one
+// after the other, whose lanes are added up for four at once; values two by two, as words of 16 bits, by vpdpwssd, whose
+// sums need no planes and so leave registers for 128 numbers of two rows.
+//
 // Sums are exact: those of 256 digits of a key, or 32 of int4, and those of a page's at most 256 values stay below 2^31.
 
 #include "attention.h"
