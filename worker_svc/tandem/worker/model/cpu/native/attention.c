@@ -257,7 +257,7 @@ static void attend(const Attention *all, const Way *way, const Job *job, int64_t
     const int64_t size = all->page_size, d = all->head_dim, rows = block[1] * all->group, stretch = stretch_of(all);
     const int64_t oldest = oldest_seen(all->window, block[2]) / size * size, seen = block[2] + block[1];
     const int64_t beyond = job->last * stretch < seen ? job->last * stretch : seen;
-    const int64_t queries = numbers_of_queries(all->format, rows, d), each = numbers_of_sums(rows, d);
+    const int64_t queries = numbers_of_queries(rows, d), each = numbers_of_sums(rows, d);
     const int64_t first_kept = first_stretch(all, block), pieces_kept = all->kv_heads * all->shares;
     const int32_t *pages = all->tables + block[3] * all->width;
     float *totals = room + (to - from) * queries, *latest = totals + (to - from) * each;
@@ -325,8 +325,8 @@ INLINE int64_t at_once(int64_t rows, int64_t pieces) {
 }
 
 // Numbers that a piece at work takes.
-INLINE int64_t numbers_at_work(int format, int64_t rows, int64_t d) {
-    return numbers_of_queries(format, rows, d) + 2 * numbers_of_sums(rows, d);
+INLINE int64_t numbers_at_work(int64_t rows, int64_t d) {
+    return numbers_of_queries(rows, d) + 2 * numbers_of_sums(rows, d);
 }
 
 // Each block's pieces, `share` to a job, or its stretches, `a_job` to a job: then `kept_by` has where each block's sums are
@@ -442,8 +442,8 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                           : stretches > JOBS_A_THREAD * threads ? stretches / (JOBS_A_THREAD * threads)
                                                                 : 1;
     const int64_t few_rows = rows < ROWS_TOGETHER ? rows : ROWS_TOGETHER;
-    const int64_t several = at_once(few_rows, share) * numbers_at_work(format, few_rows, head_dim);
-    const int64_t many = numbers_at_work(format, rows, head_dim);
+    const int64_t several = at_once(few_rows, share) * numbers_at_work(few_rows, head_dim);
+    const int64_t many = numbers_at_work(rows, head_dim);
     const int64_t numbers =
         (several > many ? several : many) + room_of(rows, head_dim, page_size) + (apart ? gathered_of(&a) : 0);
     const int there = format == FP8 ? wide_fp8_is_there() : wide_is_there();

@@ -32,7 +32,6 @@ typedef struct {
 #define STRETCH 512  // keys, in whole pages, that are added up by themselves
 #define STRETCHES_A_THREAD 4  // at least, where threads share stretches and not heads
 #define JOBS_A_THREAD 64      // then, at least if there are as many stretches: so that all end together
-#define SPREAD_ROWS 2         // so few of digits have more room for their queries
 #define CHUNK 16  // keys that are made plain at once: with what is computed of them they stay in the first cache
 
 // What is read next. The processor sees by itself only what follows within 4 KiB, and a head has as little of a page.
@@ -147,10 +146,7 @@ INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of
 INLINE int64_t wide_of(int64_t d) { return whole(d, 64); }
 
 // Numbers of queries, of sums, and of what is only needed within a page. All begin at whole cache lines.
-INLINE int64_t numbers_of_queries(int format, int64_t rows, int64_t d) {
-    const int spread = rows <= SPREAD_ROWS && (format == INT8 || format == INT6 || format == INT4);
-    return rows * (spread ? 4 : 2) * wide_of(d) + whole(rows, 16);
-}
+INLINE int64_t numbers_of_queries(int64_t rows, int64_t d) { return rows * 2 * wide_of(d) + whole(rows, 16); }
 INLINE int64_t numbers_of_sums(int64_t rows, int64_t d) { return rows * (wide_of(d) + LANES) + whole(rows, 16); }
 
 INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {

@@ -49,6 +49,7 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
     float *s = room, *tiles = s + rows * width;
     const Vector plain = {tiles, 0};
     Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
+    ask_for_constants(a, after);
     for (int64_t key = 0; key < keys; key += chunk) {
         const int64_t some = keys - key < chunk ? keys - key : chunk;
         const Vector k = vectors(a, 0, first + key);

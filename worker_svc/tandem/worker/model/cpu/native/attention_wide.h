@@ -4,6 +4,8 @@
 
 #include "attention.h"
 
+#define LINE 64  // bytes of the caches
+
 // What is read next is asked for into the first cache, SOON bytes before it is read: first the rest of these keys or
 // values, then the beginning of those that follow. Past the other caches where nobody else looks at them in this step.
 #define SOON 8192
@@ -12,16 +14,23 @@ typedef struct {
     const char *next, *end, *then, *then_end;
     int64_t step;  // bytes, those of KEYS vectors
     int once;
+    const float *constants;  // of what follows, or 0
 } Soon;
 
 INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_which, int64_t next) {
     const int64_t length = length_of(a->format, a->head_dim), bytes = a->page_size * length;
-    const int64_t constants = constants_of(a->format, a->head_dim) * 4, some = bytes < SOON ? bytes : SOON;
+    const int64_t some = bytes < SOON ? bytes : SOON;
     const char *from = (const char *)a->part[which][0] + first * length;
     const char *then = (const char *)a->part[next_which][0] + next * length;
-    if (constants) ask_for_all((const char *)a->part[next_which][1] + next * constants, a->page_size * constants);
-    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->once};
+    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->once, 0};
     return soon;
+}
+
+// The constants of a page's keys and values, all at once.
+INLINE void ask_for_constants(const Attention *a, int64_t first) {
+    const int64_t constants = constants_of(a->format, a->head_dim) * 4;
+    for (int part = 0; constants && part < 2; part++)
+        ask_for_all((const char *)a->part[part][1] + first * constants, a->page_size * constants);
 }
 
 INLINE void ask_soon_for(Soon *soon, const int64_t step) {
@@ -38,11 +47,39 @@ INLINE void ask_soon_for(Soon *soon, const int64_t step) {
 
 INLINE void ask_soon(Soon *soon) { ask_soon_for(soon, soon->step); }
 
-// One line at a time, while something else is computed. Where the processor waits for as many lines as it can, it forgets
-// what else it is asked for: so what lies AGAIN bytes behind what is computed with is asked for once more, whatever it is.
-// One instruction whoever reads it next, and where it stands: a choice would cost more.
-#define AGAIN 4096
+// One line at a time, while something else is computed. One instruction whoever reads it next, and where it stands: a choice
+// would cost more.
 INLINE void ask_line(const void *at) { __asm__ volatile("prefetchnta %0" : : "m"(*(const char *)at)); }
+
+// What is asked for by Soon, a line at a time. Where the processor waits for as many lines as it can, it forgets what else it
+// is asked for: so what lies AGAIN bytes behind what is looked at is asked for once more, whatever it is.
+#define AGAIN 5120
+typedef struct {
+    const char *next;
+    int64_t step;  // bytes; 0 where nothing is left
+    const char *again;
+} Spread;
+
+// What is asked for while `bytes` at `now` are looked at.
+INLINE Spread spread_over(Soon *soon, int64_t bytes, const void *now) {
+    if (soon->next >= soon->end && soon->then) soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
+    const Spread ahead = {soon->next, soon->next < soon->end ? LINE : 0, (const char *)now + AGAIN};
+    soon->next += bytes;
+    return ahead;
+}
+
+INLINE void ask_next(Spread *ahead) {
+    ask_line(ahead->next);
+    ask_line(ahead->again);
+    ahead->next += ahead->step;
+    ahead->again += LINE;
+}
+
+// Keeps the compiler from loading what comes later before this.
+INLINE __m512i in_order(__m512i loaded) {
+    __asm__ volatile("" : "+v"(loaded));
+    return loaded;
+}
 
 // The first `count` of 32 bits.
 INLINE __mmask32 first_of(int64_t count) { return count >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << count) - 1; }
@@ -98,9 +135,9 @@ INLINE void wide_soft_cap(float *s, int64_t width, float cap, float unit) {
 }
 
 // As `soften`, of 1 or 2 rows that see some of the keys: s is `apart` from row to row, o has `wide` numbers. Two at once hide
-// what each waits for. What is at `next`, if anything, is asked for meanwhile.
+// what each waits for.
 INLINE void wide_soften_seen(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m,
-                             float *l, const char *next) {
+                             float *l) {
     __m512 most[2], sum[2];
     float largest[2];
     for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]), sum[r] = _mm512_setzero_ps();
@@ -113,7 +150,6 @@ INLINE void wide_soften_seen(const int rows, float *s, int64_t apart, int64_t wi
             const __m512 weight = wide_exponential(_mm512_sub_ps(_mm512_load_ps(at), _mm512_set1_ps(largest[r])));
             sum[r] = _mm512_add_ps(sum[r], weight);
             _mm512_store_ps(at, weight);
-            for (int n = 0; next && n < 8; n++, next += 64) ask_line(next);
         }
     const __m128 all = wide_sums(sum[0], sum[rows - 1], sum[0], sum[rows - 1]);
     for (int r = 0; r < rows; r++, o += wide) {
@@ -131,5 +167,5 @@ INLINE void wide_soften_seen(const int rows, float *s, int64_t apart, int64_t wi
 INLINE void wide_soften(float *s, int64_t width, Seen seen, float *o, int64_t wide, float *m, float *l) {
     hide(s, width, seen);
     if (seen.first >= seen.last) memset(s, 0, (size_t)width * sizeof(float));
-    else wide_soften_seen(1, s, width, width, o, wide, m, l, 0);
+    else wide_soften_seen(1, s, width, width, o, wide, m, l);
 }

@@ -12,6 +12,10 @@
 // other in each of four blocks of four lanes, whose numbers differ. A lane of values has the same number of four values.
 // Nothing is added up across lanes but at the end, for 16 keys at once, in whole numbers where they have one scale.
 //
+// One or two rows wait for memory more than for arithmetic, which goes by vectors in the order that they lie in then: keys one
+// after the other, whose lanes are added up for four at once; values two by two, as words of 16 bits, by vpdpwssd, whose
+// sums need no planes and so leave registers for 128 numbers of two rows.
+//
 // Sums are exact: those of 256 digits of a key, or 32 of int4, and those of a page's at most 256 values stay below 2^31.
 
 #include "attention.h"
@@ -30,43 +34,45 @@
 #define TILE 64   // bytes
 #define PLANES 2
 #define MOST_16                                                                                                        \
-    32600.0f  // of two signed bytes, which hold 127 * 257, and a little room for what rounding a quotient adds
-#define ROWS SPREAD_ROWS  // that are computed at once: their sums and what they are made of fill the registers
+    32600.0f    // of two signed bytes, which hold 127 * 257, and a little room for what rounding a quotient adds
+#define ROWS 2  // that are computed at once: their sums and what they are made of fill the registers
 
 // sum += a * b, of which a is unsigned. With the intrinsic, gcc 12 copies the sum before it and behind it.
 INLINE void add_products(__m512i *sum, __m512i a, __m512i b) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 }
 
-// What is asked for by Soon, a line at a time.
-typedef struct {
-    const char *next;
-    int64_t step;  // bytes; 0 where nothing is left
-} Spread;
-
-INLINE Spread spread_over(Soon *soon, int64_t bytes) {
-    if (soon->next >= soon->end && soon->then) soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
-    const Spread ahead = {soon->next, soon->next < soon->end ? TILE : 0};
-    soon->next += bytes;
-    return ahead;
+// The same of 16 bits, two of each.
+INLINE void add_word_products(__m512i *sum, __m512i a, __m512i b) {
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 }
 
-INLINE void ask_next(Spread *ahead) {
-    ask_line(ahead->next);
-    ahead->next += ahead->step;
+// What few rows ask for while they look at keys or values. Pages of few bytes are asked for a page ahead of the same part, or
+// else nothing would be on its way while weights are computed.
+INLINE Soon asked_while(const Attention *a, int which, int64_t first, int64_t after) {
+    const int small = a->page_size * length_of(a->format, a->head_dim) < SOON;
+    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    Soon soon = small || one ? asked_soon(a, which, first, which, after)
+                             : asked_soon(a, which, first, !which, which ? after : first);
+    soon.constants = (const float *)a->part[which][1] + after * constants_of(a->format, a->head_dim);
+    return soon;
 }
 
-// Loaded where it stands: compilers load before a loop what stays the same in it, though registers have no room for it.
-INLINE __m512i loaded_here(const int8_t *from) {
-    __m512i to;
-    __asm__ volatile("vmovdqa64 %1, %0" : "=v"(to) : "m"(*(const __m512i *)from));
-    return to;
+// Before load `n` of vectors' units: a line, or of int6, which has three lines in four loads, most often.
+INLINE void ask_before(const int format, Spread *ahead, int64_t n) {
+    if (format == INT6 && n % 4 == 3) return;
+    ask_next(ahead);
+}
+
+// Constants that follow, as many as the four vectors from number 4 `four` on have. A page is longer than what stays in the
+// first cache if it is asked for once.
+INLINE void ask_constants(const int format, const int64_t d, const Soon *soon, int64_t four) {
+    const int64_t bytes = KEYS * constants_of(format, d) * (int64_t)sizeof(float);
+    for (int64_t line = four * bytes / TILE; line < (four + 1) * bytes / TILE; line++)
+        _mm_prefetch((const char *)soon->constants + line * TILE, _MM_HINT_T0);
 }
 
 INLINE int32_t zero_of(const int format) { return format == INT8 ? 128 : format == INT6 ? 32 : 0; }
-
-// Whether few rows look at keys as they lie. Others gain nothing by it, nor by being asked for twice.
-INLINE int of_whole_units(int64_t d) { return d % UNIT == 0; }
 
 // Groups of 32 numbers whose constants may differ, in fours.
 INLINE int64_t sets_of(int64_t d) { return (d + 127) / 128; }
@@ -132,14 +138,17 @@ INLINE __m512i unit_of(const int format, const int full, const uint8_t *from, in
 INLINE void four_constants(const float *from, const int64_t apart[4], int64_t d, int64_t set, __m512 to[2]) {
     const int64_t groups = d / 32;
     const __m512i turned = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
-    __m512 both[2];  // of two vectors, their steps and lowest values
-    for (int n = 0; n < 2; n++) {
-        const float *one = from + apart[2 * n] + 4 * set, *other = from + apart[2 * n + 1] + 4 * set;
-        __m512 all = _mm512_castps128_ps512(_mm_loadu_ps(one));
-        all = _mm512_insertf32x4(all, _mm_loadu_ps(one + groups), 1);
-        all = _mm512_insertf32x4(all, _mm_loadu_ps(other), 2);
-        both[n] = _mm512_insertf32x4(all, _mm_loadu_ps(other + groups), 3);
-    }
+    __m512 both[2];                    // of two vectors, their steps and lowest values
+    if (d == 128 && apart[3] == 24) {  // nothing lies between
+        both[0] = _mm512_loadu_ps(from), both[1] = _mm512_loadu_ps(from + 16);
+    } else
+        for (int n = 0; n < 2; n++) {
+            const float *one = from + apart[2 * n] + 4 * set, *other = from + apart[2 * n + 1] + 4 * set;
+            __m512 all = _mm512_castps128_ps512(_mm_loadu_ps(one));
+            all = _mm512_insertf32x4(all, _mm_loadu_ps(one + groups), 1);
+            all = _mm512_insertf32x4(all, _mm_loadu_ps(other), 2);
+            both[n] = _mm512_insertf32x4(all, _mm_loadu_ps(other + groups), 3);
+        }
     to[0] = _mm512_permutex2var_ps(both[0], turned, both[1]);
     to[1] = _mm512_permutex2var_ps(both[0], _mm512_add_epi32(turned, _mm512_set1_epi32(4)), both[1]);
 }
@@ -170,13 +179,6 @@ INLINE void four_tiles(const int format, const int which, const int full, const 
         to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
         to[2] = _mm512_unpacklo_epi64(more, others), to[3] = _mm512_unpackhi_epi64(more, others);
     }
-}
-
-// Those of one unit of values.
-INLINE void four_unit_tiles(const int format, const int full, const uint8_t *from, const int64_t apart[4], int64_t unit,
-                            int64_t d, __m512i to[4]) {
-    four_tiles(format, 1, full, from, apart, unit / units_of(format) * units_of(format) * UNIT, d, to);
-    for (int t = 0; t < 4; t++) to[t] = half_of(format, to[t], unit);
 }
 
 // How far four vectors lie from the first of them, of what is `length` long; behind the last one comes that again.
@@ -226,22 +228,18 @@ INLINE void make_16_key_tiles(const int format, const int64_t d, const Attention
 }
 
 // What is known of a row's query: planes [plane][whole units], and behind them what their sums add up to, of each group
-// as floats, or of each span as whole numbers, times ZERO. Of a block of few rows also the planes as tiles of keys need
-// them, [unit][t][plane][64], each lane 4 b + n having bytes 16 b + 4 t to 16 b + 4 t + 3 of a unit.
+// as floats, or of each span as whole numbers, times ZERO.
 typedef struct {
-    const int8_t *planes, *spread;
+    const int8_t *planes;
     const float *group_sums;
     const int32_t *span_sums;
 } Query;
 
 INLINE int8_t *planes_of(const Piece *of, int64_t row, int64_t d) { return (int8_t *)of->few_q + row * 4 * wide_of(d); }
-INLINE int8_t *spread_of(const Piece *of, int64_t rows, int64_t row, int64_t d) {
-    return (int8_t *)(of->q_step + whole(rows, 16)) + row * 8 * wide_of(d);
-}
 
-INLINE Query query_of(const Piece *of, int64_t rows, int64_t row, int64_t d) {
+INLINE Query query_of(const Piece *of, int64_t row, int64_t d) {
     const int8_t *planes = planes_of(of, row, d), *sums = planes + PLANES * wide_of(d);
-    const Query query = {planes, spread_of(of, rows, row, d), (const float *)sums, (const int32_t *)sums};
+    const Query query = {planes, (const float *)sums, (const int32_t *)sums};
     return query;
 }
 
@@ -272,38 +270,6 @@ INLINE void multiply_tiles(const int rows, const Query *queries, int64_t wide, i
 #undef TURN
 }
 
-// The same of eight keys as they are, from number 4 `four` on. Each key is loaded as it lies in memory, and what is asked
-// for comes evenly, one line at a time: the processor can wait for so many lines only.
-INLINE void multiply_keys(const int format, const int64_t d, const int all, const int rows, const Query *queries,
-                          const Keys16 *keys, int64_t unit, int64_t end, int64_t four, Spread *ahead,
-                          __m512i sum[ROWS][PLANES][2]) {
-    const int64_t length = length_of(format, d);
-    int64_t apart[2][4], at[2];
-    for (int n = 0; n < 2; n++) at[n] = four_of(all, length, four + n, keys->left, apart[n]);
-    // Eight keys' share of a unit.
-    const uint8_t *again = keys->from + at[0] * length + unit * (format == INT6 ? 6 : 8) * TILE / units_of(format);
-    for (; unit < end; unit += units_of(format)) {
-        __m512i tile[2][4];
-        for (int n = 0; n < 2; n++)
-            four_tiles(format, 0, 1, keys->from + at[n] * length, apart[n], unit * UNIT, d, tile[n]);
-        for (int64_t half = 0; half < units_of(format); half++)
-            for (int t = 0; t < 4; t++) {
-                const int64_t place = ((unit + half) * 4 + t) * PLANES * TILE;
-                __m512i x[2];
-                for (int n = 0; n < 2; n++) x[n] = half_of(format, tile[n][t], half);
-                for (int r = 0; r < rows; r++)
-                    for (int p = 0; p < PLANES; p++) {
-                        const __m512i q = loaded_here(queries[r].spread + place + p * TILE);
-                        for (int n = 0; n < 2; n++) add_products(&sum[r][p][n], x[n], q);
-                    }
-                for (int n = 0; n < (format == INT4 ? 1 : 2); n++, again += TILE) {
-                    ask_next(ahead);
-                    ask_line(again + AGAIN);
-                }
-            }
-    }
-}
-
 // What planes add up to: the second is 256 times the first.
 INLINE __m512i joined_planes(__m512i first, __m512i second) {
     return _mm512_add_epi32(_mm512_slli_epi32(second, 8), first);
@@ -319,19 +285,57 @@ INLINE __m512i joined_planes(__m512i first, __m512i second) {
 SUMS_OF_BLOCKS(whole_sums, __m512i, _mm512_shuffle_i32x4, _mm512_add_epi32)
 SUMS_OF_BLOCKS(float_sums, __m512, _mm512_shuffle_f32x4, _mm512_add_ps)
 
+// The sums of each block of four vectors, beside each other as those of tiles.
+INLINE __m512i sums_in_blocks(const __m512i x[4]) {
+    const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+    const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+}
+
+// What is loaded of a vector at once from number i on, in the order in which that is written.
+INLINE __m512i next_of(const int format, const uint8_t *from, int64_t i, int64_t d) {
+    return in_order(i + UNIT <= d ? unit_of(format, 1, from, i, d) : unit_of(format, 0, from, i, d));
+}
+
+// Sums of four keys from number `key` on, as they lie in memory: those of tiles.
+INLINE void multiply_keys(const int format, const int64_t d, const int all, const int rows, const Query *queries,
+                          const Keys16 *keys, int64_t key, const int64_t unit, const int64_t end, Spread *ahead,
+                          __m512i joined[ROWS]) {
+    const int64_t length = length_of(format, d), at_once = units_of(format);
+    __m512i sum[ROWS][4];
+    int64_t loads = 0;
+#pragma GCC unroll 4
+    for (int64_t n = 0; n < KEYS; n++) {
+        const uint8_t *from = keys->from + (all || key + n < keys->left ? key + n : keys->left - 1) * length;
+        __m512i of_plane[ROWS][PLANES];
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < PLANES; p++) of_plane[r][p] = _mm512_setzero_si512();
+        for (int64_t u = unit; u < end; u += at_once) {
+            ask_before(format, ahead, loads++);
+            const __m512i loaded = next_of(format, from, u * UNIT, d);
+            for (int64_t half = 0; half < at_once; half++) {
+                const __m512i x = half_of(format, loaded, half);
+                for (int r = 0; r < rows; r++)
+                    for (int p = 0; p < PLANES; p++) {
+                        const int8_t *q = queries[r].planes + p * wide_of(d) + (u + half) * UNIT;
+                        add_products(&of_plane[r][p], x, _mm512_load_si512(q));
+                    }
+            }
+        }
+        for (int r = 0; r < rows; r++) sum[r][n] = joined_planes(of_plane[r][0], of_plane[r][1]);
+    }
+    for (int r = 0; r < rows; r++) joined[r] = sums_in_blocks(sum[r]);
+}
+
 // Sums of 16 keys, from unit `unit` to before `end`, in fours.
 INLINE void multiply_16(const int format, const int64_t d, const int few, const int all, const int rows,
                         const Query *queries, const Keys16 *keys, int64_t unit, int64_t end, Spread *ahead,
                         __m512i joined[ROWS][4]) {
     if (few) {
-        for (int64_t four = 0; four < 4; four += 2) {
-            __m512i sum[ROWS][PLANES][2];
-            for (int r = 0; r < rows; r++)
-                for (int p = 0; p < PLANES; p++)
-                    for (int n = 0; n < 2; n++) sum[r][p][n] = _mm512_setzero_si512();
-            multiply_keys(format, d, all, rows, queries, keys, unit, end, four, ahead, sum);
-            for (int r = 0; r < rows; r++)
-                for (int n = 0; n < 2; n++) joined[r][four + n] = joined_planes(sum[r][0][n], sum[r][1][n]);
+        for (int64_t four = 0; four < 4; four++) {
+            __m512i of_four[ROWS];
+            multiply_keys(format, d, all, rows, queries, keys, four * KEYS, unit, end, ahead, of_four);
+            for (int r = 0; r < rows; r++) joined[r][four] = of_four[r];
         }
         return;
     }
@@ -346,12 +350,11 @@ INLINE void multiply_16(const int format, const int64_t d, const int few, const 
 
 // s [rows, width] of 16 keys and 1 or 2 rows; `k_scale` has those of `keys`.
 INLINE void score_16(const int format, const int64_t d, const int few, const int all, const int rows, const Piece *of,
-                     int64_t all_rows, int64_t row, const Keys16 *keys, const float *k_scale, float *s, int64_t width,
-                     Spread *ahead) {
+                     int64_t row, const Keys16 *keys, const float *k_scale, float *s, int64_t width, Spread *ahead) {
     const int64_t units = (d + UNIT - 1) / UNIT, sets = sets_of(d);
     const int units_at_once = format == INT4 ? 2 : SPAN / UNIT;
     Query queries[2];
-    for (int r = 0; r < rows; r++) queries[r] = query_of(of, all_rows, row + r, d);
+    for (int r = 0; r < rows; r++) queries[r] = query_of(of, row + r, d);
     __m512 scores[2], parts[2][4];
     for (int r = 0; r < rows; r++) {
         scores[r] = _mm512_setzero_ps();
@@ -393,10 +396,10 @@ INLINE void score_16(const int format, const int64_t d, const int few, const int
     }
 }
 
-// Weights of a page times the values' scales, of 1 or 2 rows: planes [2][width] of 16 bits, `each` from row to row; their
-// steps, and the sums of all.
-INLINE void weights_of_16_bits(const int rows, const float *s, int64_t keys, int64_t width, const float *v_scale,
-                               int8_t *to, int64_t each, float *steps, int32_t *sums) {
+// Weights of a page times the values' scales, of 1 or 2 rows: words [width] or planes [2][width] of 16 bits, `each` bytes
+// from row to row; their steps, and the sums of all.
+INLINE void weights_of_16_bits(const int words, const int rows, const float *s, int64_t keys, int64_t width,
+                               const float *v_scale, int8_t *to, int64_t each, float *steps, int32_t *sums) {
     __m512 most[2], scaled[2][16];
     __m512i all[2];
     __mmask16 broken[2] = {0, 0};
@@ -416,18 +419,23 @@ INLINE void weights_of_16_bits(const int rows, const float *s, int64_t keys, int
     for (int64_t i = 0; i < keys; i += 16)
         for (int r = 0; r < rows; r++) {
             const __m512i v = _mm512_cvtps_epi32(_mm512_div_ps(scaled[r][i / 16], _mm512_set1_ps(steps[r])));
-            const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
             all[r] = _mm512_add_epi32(all[r], v);
+            if (words) {
+                _mm256_store_si256((__m256i *)(to + r * each + 2 * i), _mm512_cvtepi32_epi16(v));
+                continue;
+            }
+            const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
             _mm_store_si128((__m128i *)(to + r * each + i), _mm512_cvtepi32_epi8(v));
             _mm_store_si128((__m128i *)(to + r * each + width + i), _mm512_cvtepi32_epi8(high));
         }
     for (int r = 0; r < rows; r++) sums[r] = _mm512_reduce_add_epi32(all[r]);
 }
 
-// The same of int4: [set][4 values], byte n of dword p in block g being plane p of value n in group g. To
+// The same of int4: [set][4 values], byte n of dword p in block g being plane p of value n in group g, or word n of block g
+// of half as long ones the value's weight. To
 // `steps` [set][2][16] those of each group, and then what the lowest values add, `each` bytes from row to row.
-INLINE void weights_of_groups(const int rows, const float *s, int64_t keys, int64_t width, int64_t sets,
-                              const float *constants, int8_t *to, float *steps, int64_t each) {
+INLINE void weights_of_groups(const int words, const int rows, const float *s, int64_t keys, int64_t width,
+                              int64_t sets, const float *constants, int8_t *to, float *steps, int64_t each) {
     const int64_t fours = whole(keys, 16) / 4;
     const __m512i turned = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const __m512i half = _mm512_set1_epi32(0x8080);
@@ -465,7 +473,8 @@ INLINE void weights_of_groups(const int rows, const float *s, int64_t keys, int6
                 int8_t *at = to + r * each + four * TILE;
                 const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(at), inverse[r]));
                 const __m512i bytes = _mm512_xor_si512(_mm512_add_epi32(v, half), half);
-                _mm512_store_si512(at, _mm512_shuffle_epi8(bytes, turned));
+                if (words) _mm256_store_si256((__m256i *)at, _mm512_cvtepi32_epi16(v));
+                else _mm512_store_si512(at, _mm512_shuffle_epi8(bytes, turned));
             }
     }
 }
@@ -478,13 +487,13 @@ typedef struct {
     int32_t less[2];
 } Weights;
 
-INLINE Weights weights_of(const int format, const int64_t d, const int rows, const float *s, int64_t width,
-                          const float *constants, const float *v_scale, int64_t keys, int8_t *room) {
+INLINE Weights weights_of(const int format, const int64_t d, const int words, const int rows, const float *s,
+                          int64_t width, const float *constants, const float *v_scale, int64_t keys, int8_t *room) {
     const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d);
     Weights w = {room, format == INT4 ? fours * sets * TILE + sets * 128 : whole(2 * width, 64), {0}, {0}};
     if (format == INT4)
-        weights_of_groups(rows, s, keys, width, sets, constants, room + sets * 128, (float *)room, w.each);
-    else weights_of_16_bits(rows, s, keys, width, v_scale, room, w.each, w.step, w.less);
+        weights_of_groups(words, rows, s, keys, width, sets, constants, room + sets * 128, (float *)room, w.each);
+    else weights_of_16_bits(words, rows, s, keys, width, v_scale, room, w.each, w.step, w.less);
     return w;
 }
 
@@ -506,55 +515,128 @@ INLINE void add_tiles(const int format, const int rows, const Weights *weights, 
         }
 }
 
-// o [rows, wide] += weights times a unit of the values of a page, of 1 or 2 rows. Tiles [4 values][t], where other rows
-// have made them; else from the values themselves.
-INLINE void sum_unit(const int format, const int64_t d, const int made, const int full, const int rows,
-                     const Weights *weights, const char *tiles, const uint8_t *from, int64_t unit, int64_t width,
-                     int64_t keys, float *o, Soon *soon) {
-    const int64_t some =
-        KEYS * length_of(format, d) / ((d + UNIT - 1) / UNIT) / (made ? 2 : 1);  // of what is asked for
-    const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d), wide = wide_of(d), length = length_of(format, d);
-    int8_t *room = weights->room;
-    const int64_t each = weights->each;
-    const int as_they_are = !made && of_whole_units(d);
-    int64_t apart[4];
-    lay_apart(length, 4, apart);
-    __m512i sum[ROWS][PLANES][4];
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < PLANES; p++)
-            for (int t = 0; t < 4; t++) sum[r][p][t] = _mm512_setzero_si512();
-    int64_t four = 0;
-    for (; four < (made ? fours : keys / 4); four++) {
-        __m512i tile[4];
-        if (made)
-            for (int t = 0; t < 4; t++) tile[t] = _mm512_load_si512(tiles + (4 * four + t) * TILE);
-        else four_unit_tiles(format, full, from + 4 * four * length, apart, unit, d, tile);
-        ask_soon_for(soon, some);
-        if (as_they_are && unit == 0)
-            for (int64_t i = 0; i < 4 * length; i += TILE) ask_line(from + 4 * four * length + AGAIN + i);
-        add_tiles(format, rows, weights, width, unit, sets, fours, four, tile, sum);
-    }
-    if (!made && keys % 4) {
-        __m512i tile[4];
-        lay_apart(length, keys % 4, apart);
-        four_unit_tiles(format, full, from + 4 * four * length, apart, unit, d, tile);
-        add_tiles(format, rows, weights, width, unit, sets, fours, four, tile, sum);
-    }
+// o [rows, wide] += what weights times a unit of a page's values add up to.
+INLINE void add_unit(const int format, const int rows, const Weights *weights, int64_t unit, int64_t wide,
+                     const __m512i sum[ROWS][4], float *o) {
     for (int r = 0; r < rows; r++)
         for (int t = 0; t < 4; t++) {
             float *to = o + r * wide + unit * UNIT + 16 * t;
-            const __m512i two = joined_planes(sum[r][0][t], sum[r][1][t]);
             if (format == INT4) {
-                const float *steps = (const float *)(room + r * each) + unit / 2 * 32;
+                const float *steps = (const float *)(weights->room + r * weights->each) + unit / 2 * 32;
                 const __m512 step = _mm512_load_ps(steps), low = _mm512_load_ps(steps + 16);
-                const __m512 all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(two), step, low);
+                const __m512 all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][t]), step, low);
                 _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), all));
             } else {
-                const __m512i exact = _mm512_sub_epi32(two, _mm512_set1_epi32(zero_of(format) * weights->less[r]));
+                const __m512i less = _mm512_set1_epi32(zero_of(format) * weights->less[r]);
                 const __m512 step = _mm512_set1_ps(weights->step[r]);
-                _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), step, _mm512_load_ps(to)));
+                const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum[r][t], less));
+                _mm512_store_ps(to, _mm512_fmadd_ps(exact, step, _mm512_load_ps(to)));
             }
         }
+}
+
+// o [rows, wide] += weights times a unit of the values of a page, of 1 or 2 rows, by tiles [4 values][t].
+INLINE void sum_tiles(const int format, const int64_t d, const int rows, const Weights *weights, const char *tiles,
+                      int64_t unit, int64_t width, int64_t keys, float *o, Soon *soon) {
+    const int64_t some = KEYS * length_of(format, d) / ((d + UNIT - 1) / UNIT) / 2;  // of what is asked for
+    const int64_t fours = whole(keys, 16) / 4, sets = sets_of(d);
+    __m512i sum[ROWS][PLANES][4], joined[ROWS][4];
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < PLANES; p++)
+            for (int t = 0; t < 4; t++) sum[r][p][t] = _mm512_setzero_si512();
+    for (int64_t four = 0; four < fours; four++) {
+        __m512i tile[4];
+        for (int t = 0; t < 4; t++) tile[t] = _mm512_load_si512(tiles + (4 * four + t) * TILE);
+        ask_soon_for(soon, some);
+        add_tiles(format, rows, weights, width, unit, sets, fours, four, tile, sum);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < 4; t++) joined[r][t] = joined_planes(sum[r][0][t], sum[r][1][t]);
+    add_unit(format, rows, weights, unit, wide_of(d), joined, o);
+}
+
+// Two values' units become four of words, two of each number, in the order of tiles.
+INLINE void pair_words(__m512i first, __m512i second, __m512i to[4]) {
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i a = _mm512_unpacklo_epi8(first, zero), b = _mm512_unpacklo_epi8(second, zero);
+    const __m512i c = _mm512_unpackhi_epi8(first, zero), e = _mm512_unpackhi_epi8(second, zero);
+    to[0] = _mm512_unpacklo_epi16(a, b), to[1] = _mm512_unpackhi_epi16(a, b);
+    to[2] = _mm512_unpacklo_epi16(c, e), to[3] = _mm512_unpackhi_epi16(c, e);
+}
+
+// Two weights of a row, from number `key` on, for each number of a tile.
+INLINE __m512i pair_of_weights(const int format, const Weights *weights, int r, int64_t set, int64_t fours, int64_t key,
+                               int64_t sets) {
+    const int8_t *from = weights->room + r * weights->each;
+    if (format == INT4) {
+        const __m512i turned = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+        const __m256i four = _mm256_load_si256((const __m256i *)(from + sets * 128 + (set * fours + key / 4) * TILE));
+        const __m512i place = key % 4 ? _mm512_add_epi32(turned, _mm512_set1_epi32(1)) : turned;
+        return _mm512_permutexvar_epi32(place, _mm512_castsi256_si512(four));
+    }
+    int32_t two;
+    memcpy(&two, from + 2 * key, sizeof two);
+    return _mm512_set1_epi32(two);
+}
+
+// Sums += weights times four values from number `four` on, `units` units of each from `unit` on; behind the last value comes
+// that again, which weighs nothing. Of int4 the first unit's sums are those of the lower halves of bytes, the second's those
+// of whole bytes.
+INLINE void add_values(const int format, const int64_t d, const int all, const int64_t units, const int rows,
+                       const Weights *weights, const uint8_t *values, int64_t unit, int64_t keys, int64_t four,
+                       Spread *ahead, __m512i sum[ROWS][2][4]) {
+    const int64_t length = length_of(format, d), loads = units / units_of(format);
+#pragma GCC unroll 2
+    for (int64_t key = 0; key < KEYS; key += 2) {
+        __m512i x[2][2], words[4];
+        for (int64_t n = 0; n < 2; n++) {
+            const uint8_t *from = values + (all || four + key + n < keys ? four + key + n : keys - 1) * length;
+            for (int64_t load = 0; load < loads; load++) {
+                ask_before(format, ahead, (key + n) * loads + load);
+                x[n][load] = next_of(format, from, (unit + load) * UNIT, d);
+            }
+        }
+        __m512i w[ROWS];
+        for (int r = 0; r < rows; r++)
+            w[r] = pair_of_weights(format, weights, r, unit / 2, whole(keys, 16) / 4, four + key, sets_of(d));
+        for (int64_t load = 0; load < loads; load++) {
+            pair_words(x[0][load], x[1][load], words);
+            for (int t = 0; t < 4; t++)
+                for (int r = 0; r < rows; r++)
+                    if (format == INT4) {
+                        add_word_products(&sum[r][0][t], _mm512_and_si512(words[t], _mm512_set1_epi16(15)), w[r]);
+                        add_word_products(&sum[r][1][t], words[t], w[r]);
+                    } else add_word_products(&sum[r][load][t], words[t], w[r]);
+        }
+    }
+}
+
+// o [rows, wide] += weights times `units` units of the values of a page, of 1 or 2 rows, as they lie in memory.
+INLINE void sum_values(const int format, const int64_t d, const int64_t units, const int rows, const Weights *weights,
+                       const uint8_t *values, int64_t unit, int64_t keys, float *o, Soon *soon) {
+    const int64_t bytes = KEYS * length_of(format, d) * units / ((d + UNIT - 1) / UNIT);
+    __m512i sum[ROWS][2][4];
+    for (int r = 0; r < rows; r++)
+        for (int u = 0; u < units; u++)
+            for (int t = 0; t < 4; t++) sum[r][u][t] = _mm512_setzero_si512();
+    int64_t key = 0;
+    for (; key + KEYS <= keys; key += KEYS) {
+        Spread ahead = spread_over(soon, bytes, values + key * length_of(format, d));
+        if (unit == 0) ask_constants(format, d, soon, key / 4);
+        add_values(format, d, 1, units, rows, weights, values, unit, keys, key, &ahead, sum);
+    }
+    if (key < keys) {
+        Spread none = {(const char *)values, 0, (const char *)values};
+        add_values(format, d, 0, units, rows, weights, values, unit, keys, key, &none, sum);
+    }
+    for (int u = 0; u < units; u++) {
+        __m512i of_unit[ROWS][4];
+        for (int r = 0; r < rows; r++)
+            for (int t = 0; t < 4; t++)
+                of_unit[r][t] = format == INT4 && u ? _mm512_srli_epi32(_mm512_sub_epi32(sum[r][1][t], sum[r][0][t]), 4)
+                                                    : sum[r][u][t];
+        add_unit(format, rows, weights, unit + u, wide_of(d), of_unit, o);
+    }
 }
 
 // A query q [d] becomes planes [plane][wide] and sums behind them; its step is given back.
@@ -601,29 +683,12 @@ static void wide_attention_begin_digits(const Attention *a, const int32_t *block
         to->q_step[row] = a->format == INT8   ? wide_attention_planes(INT8, q, d, planes)
                           : a->format == INT6 ? wide_attention_planes(INT6, q, d, planes)
                                               : wide_attention_planes(INT4, q, d, planes);
-        if (rows > SPREAD_ROWS || !of_whole_units(d)) continue;
-        __m512i *spread = (__m512i *)spread_of(to, rows, row, d);
-        for (int64_t unit = 0; unit < wide / UNIT; unit++, spread += 4 * PLANES)
-            for (int p = 0; p < PLANES; p++) {
-                const __m512i all = _mm512_load_si512(planes + p * wide + unit * UNIT);
-                spread[p] = _mm512_shuffle_epi32(all, 0x00), spread[PLANES + p] = _mm512_shuffle_epi32(all, 0x55);
-                spread[2 * PLANES + p] = _mm512_shuffle_epi32(all, 0xaa);
-                spread[3 * PLANES + p] = _mm512_shuffle_epi32(all, 0xff);
-            }
     }
 }
 
-// How a page is looked at, by format.
-typedef struct {
-    void (*scores)(const Attention *a, const Piece *of, int64_t rows, int64_t first, int64_t keys, char *room, float *s,
-                   int64_t width, Soon *soon);
-    void (*sums)(const Attention *a, const float *s, int64_t rows, int64_t width, int64_t first, int64_t keys,
-                 char *room, float *o, Soon *soon);
-} WideDigits;
-
 // s [rows, width] of all keys of a page. Of more than few rows they become tiles 16 at a time, while those before are
 // multiplied.
-INLINE void all_scores(const int format, const int64_t d, const Attention *a, const Piece *of, int64_t rows,
+INLINE void all_scores(const int format, const int64_t d, const Attention *a, const Piece *of, const int64_t rows,
                        int64_t first, int64_t keys, char *tiles, float *s, int64_t width, Soon *soon) {
     const int64_t length = length_of(format, d), few = constants_of(format, d);
     float *constants = (float *)(tiles + 16 * wide_of(d));
@@ -632,9 +697,10 @@ INLINE void all_scores(const int format, const int64_t d, const Attention *a, co
         const Keys16 now = {tiles, constants, (const uint8_t *)a->part[0][0] + (first + key) * length,
                             (const float *)a->part[0][1] + (first + key) * few, keys - key};
         float *to = s + key;
-        if (rows <= ROWS && of_whole_units(d)) {
-            Spread ahead = spread_over(soon, 16 * length);
-#define SCORE(ALL, ROWS) score_16(format, d, 1, ALL, ROWS, of, rows, 0, &now, k_scale + key, to, width, &ahead)
+        if (rows <= ROWS) {
+            Spread ahead = spread_over(soon, 16 * length, now.from);
+            for (int64_t four = key / 4; four < key / 4 + 4; four++) ask_constants(format, d, soon, four);
+#define SCORE(ALL, ROWS) score_16(format, d, 1, ALL, ROWS, of, 0, &now, k_scale + key, to, width, &ahead)
             if (now.left >= 16 && rows == 2) SCORE(1, 2);
             else if (now.left >= 16) SCORE(1, 1);
             else if (rows == 2) SCORE(0, 2);
@@ -645,15 +711,15 @@ INLINE void all_scores(const int format, const int64_t d, const Attention *a, co
         make_16_key_tiles(format, d, a, first + key, keys - key, tiles, constants, soon);
         for (int64_t row = 0; row < rows; row += ROWS, to += ROWS * width) {
             Spread none = {0};
-            if (row + 1 < rows) score_16(format, d, 0, 1, 2, of, rows, row, &now, k_scale + key, to, width, &none);
-            else score_16(format, d, 0, 1, 1, of, rows, row, &now, k_scale + key, to, width, &none);
+            if (row + 1 < rows) score_16(format, d, 0, 1, 2, of, row, &now, k_scale + key, to, width, &none);
+            else score_16(format, d, 0, 1, 1, of, row, &now, k_scale + key, to, width, &none);
         }
     }
 }
 
 // o [rows, wide] += weights s [rows, width] times a page's values.
-INLINE void all_sums(const int format, const int64_t d, const Attention *a, const float *s, int64_t rows, int64_t width,
-                     int64_t first, int64_t keys, char *room, float *o, Soon *soon) {
+INLINE void all_sums(const int format, const int64_t d, const Attention *a, const float *s, const int64_t rows,
+                     int64_t width, int64_t first, int64_t keys, char *room, float *o, Soon *soon) {
     const int64_t wide = wide_of(d), sets = sets_of(d), fours = whole(keys, 16) / 4;
     const int64_t loaded = whole(a->value_dim, units_of(format) * UNIT), columns = loaded < d ? loaded : d;
     const int64_t length = length_of(format, d), few = constants_of(format, d);
@@ -685,58 +751,82 @@ INLINE void all_sums(const int format, const int64_t d, const Attention *a, cons
         }
     for (int64_t row = 0; row < rows; row += ROWS, s += ROWS * width, o += ROWS * wide) {
         const int both = row + 1 < rows;
-        const Weights w = both ? weights_of(format, d, 2, s, width, constants, by, keys, weights_room)
-                               : weights_of(format, d, 1, s, width, constants, by, keys, weights_room);
+        const Weights w = !made  ? both ? weights_of(format, d, 1, 2, s, width, constants, by, keys, weights_room)
+                                        : weights_of(format, d, 1, 1, s, width, constants, by, keys, weights_room)
+                          : both ? weights_of(format, d, 0, 2, s, width, constants, by, keys, weights_room)
+                                 : weights_of(format, d, 0, 1, s, width, constants, by, keys, weights_room);
         const char *of_unit = tiles;
-        for (int64_t unit = 0; unit * UNIT < columns; unit++, of_unit += fours * 4 * TILE) {
-#define SUM(MADE, FULL, ROWS) sum_unit(format, d, MADE, FULL, ROWS, &w, of_unit, from, unit, width, keys, o, soon)
-            if (made && both) SUM(1, 1, 2);
-            else if (made) SUM(1, 1, 1);
-            else if (unit * UNIT + UNIT <= d) {
-                if (both) SUM(0, 1, 2);
-                else SUM(0, 1, 1);
-            } else if (both) SUM(0, 0, 2);
-            else SUM(0, 0, 1);
-#undef SUM
+        int64_t unit = 0;
+        for (; made && unit * UNIT < columns; unit++, of_unit += fours * 4 * TILE) {
+            if (both) sum_tiles(format, d, 2, &w, of_unit, unit, width, keys, o, soon);
+            else sum_tiles(format, d, 1, &w, of_unit, unit, width, keys, o, soon);
         }
+#define SUM(UNITS, ROWS) sum_values(format, d, UNITS, ROWS, &w, from, unit, keys, o, soon)
+        for (; unit * UNIT + UNIT < columns; unit += 2) {
+            if (both) SUM(2, 2);
+            else SUM(2, 1);
+        }
+        if (unit * UNIT < columns) {
+            if (both) SUM(1, 2);
+            else SUM(1, 1);
+        }
+#undef SUM
     }
 }
 
-// With what is known of usual sizes while they are compiled.
-#define BY_SIZE(SIZE, CALL, FORMAT, ...)                                                                               \
-    if ((SIZE) == 128) CALL(FORMAT, 128, __VA_ARGS__);                                                                 \
-    else if ((SIZE) == 64) CALL(FORMAT, 64, __VA_ARGS__);                                                              \
-    else CALL(FORMAT, SIZE, __VA_ARGS__);
-#define WIDE_DIGITS(NAME, FORMAT)                                                                                      \
-    static void wide_attention_scores_##NAME(const Attention *a, const Piece *of, int64_t rows, int64_t first,         \
-                                             int64_t keys, char *room, float *s, int64_t width, Soon *soon) {          \
-        BY_SIZE(a->head_dim, all_scores, FORMAT, a, of, rows, first, keys, room, s, width, soon)                       \
-    }                                                                                                                  \
-    static void wide_attention_sums_##NAME(const Attention *a, const float *s, int64_t rows, int64_t width,            \
-                                           int64_t first, int64_t keys, char *room, float *o, Soon *soon) {            \
-        BY_SIZE(a->head_dim, all_sums, FORMAT, a, s, rows, width, first, keys, room, o, soon)                          \
-    }
-WIDE_DIGITS(int8, INT8)
-WIDE_DIGITS(int6, INT6)
-WIDE_DIGITS(int4, INT4)
+// How a page is looked at: a function for each format, for heads of 64 and 128 numbers and all others, and for one row, two
+// and more. What is known while it is compiled stays in registers.
+#define SCORES                                                                                                         \
+    const Attention *a, const Piece *of, int64_t rows, int64_t first, int64_t keys, char *room, float *s,              \
+        int64_t width, Soon *soon
+#define SUMS                                                                                                           \
+    const Attention *a, const float *s, int64_t rows, int64_t width, int64_t first, int64_t keys, char *room,          \
+        float *o, Soon *soon
+typedef struct {
+    void (*scores)(SCORES);
+    void (*sums)(SUMS);
+} WideDigits;
 
-static const WideDigits WIDE_DIGITS[INT6 + 1] = {[INT8] = {wide_attention_scores_int8, wide_attention_sums_int8},
-                                                 [INT6] = {wide_attention_scores_int6, wide_attention_sums_int6},
-                                                 [INT4] = {wide_attention_scores_int4, wide_attention_sums_int4}};
+#define WIDE_DIGITS(NAME, FORMAT, D, ROWS_THERE)                                                                       \
+    static void wide_attention_scores_##NAME(SCORES) {                                                                 \
+        all_scores(FORMAT, D, a, of, ROWS_THERE, first, keys, room, s, width, soon);                                   \
+        (void)rows;                                                                                                    \
+    }                                                                                                                  \
+    static void wide_attention_sums_##NAME(SUMS) {                                                                     \
+        all_sums(FORMAT, D, a, s, ROWS_THERE, width, first, keys, room, o, soon);                                      \
+        (void)rows;                                                                                                    \
+    }
+#define FUNCTIONS_BY_ROWS(NAME, FORMAT, D)                                                                             \
+    WIDE_DIGITS(NAME##_1, FORMAT, D, 1)                                                                                \
+    WIDE_DIGITS(NAME##_2, FORMAT, D, 2)                                                                                \
+    WIDE_DIGITS(NAME##_many, FORMAT, D, rows)
+#define FUNCTIONS_BY_SIZE(NAME, FORMAT)                                                                                \
+    FUNCTIONS_BY_ROWS(NAME##_any, FORMAT, a->head_dim)                                                                 \
+    FUNCTIONS_BY_ROWS(NAME##_64, FORMAT, 64)                                                                           \
+    FUNCTIONS_BY_ROWS(NAME##_128, FORMAT, 128)
+FUNCTIONS_BY_SIZE(int8, INT8)
+FUNCTIONS_BY_SIZE(int6, INT6)
+FUNCTIONS_BY_SIZE(int4, INT4)
+
+#define NAMED(NAME) {wide_attention_scores_##NAME, wide_attention_sums_##NAME}
+#define NAMED_BY_ROWS(NAME) {NAMED(NAME##_many), NAMED(NAME##_1), NAMED(NAME##_2)}
+#define NAMED_BY_SIZE(NAME) {NAMED_BY_ROWS(NAME##_any), NAMED_BY_ROWS(NAME##_64), NAMED_BY_ROWS(NAME##_128)}
+static const WideDigits WIDE_DIGITS[INT6 + 1][3][ROWS + 1] = {
+    [INT8] = NAMED_BY_SIZE(int8), [INT6] = NAMED_BY_SIZE(int6), [INT4] = NAMED_BY_SIZE(int4)};
 
 static void wide_attention_look_at_digits(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                           int64_t start, int64_t after, float *room) {
     const int64_t d = a->head_dim, size = a->page_size, width = whole(size, 16), wide = wide_of(d);
     const int64_t tokens = block[1], position = block[2], rows = tokens * a->group;
-    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    const int one = a->part[0][0] == a->part[1][0];
     const int64_t left = position + tokens - start, keys = left < size ? left : size, looked_at = whole(keys, 16);
     const int64_t first = first_vector(a, block, kv_head, start);
-    const WideDigits *way = WIDE_DIGITS + a->format;
+    const WideDigits *way = &WIDE_DIGITS[a->format][d == 64 ? 1 : d == 128 ? 2 : 0][rows <= ROWS ? rows : 0];
     float *s = room;
     char *rest = (char *)(s + rows * width);
-    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
+    Soon soon = asked_while(a, 0, first, after);
+    if (rows > ROWS) ask_for_constants(a, after);
     way->scores(a, of, rows, first, keys, rest, s, width, &soon);
-    const char *values = (const char *)a->part[1][0] + first * length_of(a->format, d);
     int64_t row = 0;
     for (; a->cap <= 0 && row + 2 <= rows; row += 2) {
         const Seen seen = seen_by(a, block, row, start, keys), other = seen_by(a, block, row + 1, start, keys);
@@ -744,7 +834,7 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
         float *row_s = s + row * width;
         hide(row_s, looked_at, seen), hide(row_s + width, looked_at, other);
         wide_soften_seen(2, row_s, width, looked_at, of->sums.o + row * wide, wide, of->sums.m + row,
-                         of->sums.l + row * LANES, row || one ? 0 : values);
+                         of->sums.l + row * LANES);
     }
     for (; row < rows; row++) {
         const Seen seen = seen_by(a, block, row, start, keys);
@@ -752,7 +842,7 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
         if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
         wide_soften(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
     }
-    if (!one) soon = asked_soon(a, 1, first, 0, after);
+    if (!one) soon = asked_while(a, 1, first, after);
     way->sums(a, s, rows, width, first, keys, rest, of->sums.o, &soon);
 }
 

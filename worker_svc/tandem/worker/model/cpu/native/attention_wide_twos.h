@@ -18,7 +18,6 @@
 
 #include "attention_wide.h"
 
-#define LINE 64        // bytes of the caches
 #define UNIT 32        // numbers of a register
 #define TURNED 32      // keys of two registers
 #define FEW_TWOS 8     // rows, as FEW, whose scores are computed at once
@@ -69,25 +68,12 @@ INLINE __m512i stored_at(const void *vectors, int64_t n, int64_t i, int64_t d) {
     return d - i >= UNIT ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(first_of(d - i), from);
 }
 
-// Keeps the compiler from loading what comes later before this.
-INLINE __m512i in_order(__m512i loaded) {
-    __asm__ volatile("" : "+v"(loaded));
-    return loaded;
-}
-
 // Those of four keys become tiles of what is stored, each of which becomes UNITS_AT_ONCE, in the order of their units.
 INLINE void four_tiles(const __m512i x[4], __m512i to[4]) {
-    if (STORED == FP8) {
-        const __m512i ab = _mm512_unpacklo_epi16(x[0], x[1]), cd = _mm512_unpacklo_epi16(x[2], x[3]);
-        const __m512i more = _mm512_unpackhi_epi16(x[0], x[1]), others = _mm512_unpackhi_epi16(x[2], x[3]);
-        to[0] = _mm512_unpacklo_epi32(ab, cd), to[1] = _mm512_unpackhi_epi32(ab, cd);
-        to[2] = _mm512_unpacklo_epi32(more, others), to[3] = _mm512_unpackhi_epi32(more, others);
-    } else {
-        const __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
-        const __m512i more = _mm512_unpackhi_epi32(x[0], x[1]), others = _mm512_unpackhi_epi32(x[2], x[3]);
-        to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
-        to[2] = _mm512_unpacklo_epi64(more, others), to[3] = _mm512_unpackhi_epi64(more, others);
-    }
+    const __m512i ab = _mm512_unpacklo_epi16(x[0], x[1]), cd = _mm512_unpacklo_epi16(x[2], x[3]);
+    const __m512i more = _mm512_unpackhi_epi16(x[0], x[1]), others = _mm512_unpackhi_epi16(x[2], x[3]);
+    to[0] = _mm512_unpacklo_epi32(ab, cd), to[1] = _mm512_unpackhi_epi32(ab, cd);
+    to[2] = _mm512_unpacklo_epi32(more, others), to[3] = _mm512_unpackhi_epi32(more, others);
 }
 
 INLINE void widen(__m512i stored, __m512i to[UNITS_AT_ONCE]) {
@@ -232,35 +218,39 @@ INLINE void score_few_lines(const int rows, const uint32_t *q, const void *k, co
     for (; key < keys; key++) score_lines(rows, 1, q, row, k, key, d, s + key, width, soon);
 }
 
-// Of fp8: scores of one or two fours of keys from number `key` on, or of `keys` of them and whatever is behind them: q [rows], s
-// [rows, width].
-INLINE void score_fours(const int rows, const int fours, const int all, int64_t keys, const uint32_t *q, const void *k,
-                        int64_t key, const int64_t d, float *s, int64_t width) {
-    const int64_t row = row_of_twos(d);
+// Of fp8: scores of eight keys from number `key` on, or of `keys` of them and whatever is behind them: q [rows], s [rows,
+// width]. They are loaded in the order that they lie in, and become tiles of four then; twice four hide what an addition
+// waits for.
+INLINE void score_eight(const int rows, const int all, int64_t keys, const uint32_t *q, const void *k, int64_t key,
+                        const int64_t d, float *s, int64_t width, Spread *ahead) {
+    const int64_t row = row_of_twos(d), at_once = rows <= 3 && __builtin_constant_p(d) ? d : AT_ONCE;
     __m512 sum[FEW_TWOS][2];
     for (int r = 0; r < rows; r++)
-        for (int four = 0; four < fours; four++) sum[r][four] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < d; i += AT_ONCE) {
-        __m512i tiles[2][4];
-        for (int four = 0; four < fours; four++) {
-            __m512i x[4];
+        for (int four = 0; four < 2; four++) sum[r][four] = _mm512_setzero_ps();
+    for (int64_t begin = 0; begin < d; begin += at_once) {
+        __m512i tiles[2][4 * 2];
+        for (int four = 0; four < 2; four++) {
+            __m512i x[2][4];
             for (int n = 0; n < 4; n++)
-                x[n] = stored_at(k, key + (all || 4 * four + n < keys ? 4 * four + n : 0), i, d);
-            four_tiles(x, tiles[four]);
+                for (int64_t i = 0; i < at_once; i += AT_ONCE) {
+                    ask_next(ahead);
+                    const int64_t place = all || 4 * four + n < keys ? 4 * four + n : 0;
+                    x[i / AT_ONCE][n] = in_order(stored_at(k, key + place, begin + i, d));
+                }
+            for (int64_t i = 0; i < at_once / AT_ONCE; i++) four_tiles(x[i], tiles[four] + 4 * i);
         }
-        for (int t = 0; t < 4; t++) {
+        for (int64_t t = 0; t < 4 * at_once / AT_ONCE; t++) {
             __m512i units[2][UNITS_AT_ONCE];
-            for (int four = 0; four < fours; four++) widen(tiles[four][t], units[four]);
+            for (int four = 0; four < 2; four++) widen(tiles[four][t], units[four]);
             for (int n = 0; n < UNITS_AT_ONCE; n++, q += 16)
                 for (int r = 0; r < rows; r++) {
                     const __m512i query = _mm512_load_si512(q + r * row);
-                    for (int four = 0; four < fours; four++)
-                        sum[r][four] = add_twos(sum[r][four], units[four][n], query);
+                    for (int four = 0; four < 2; four++) sum[r][four] = add_twos(sum[r][four], units[four][n], query);
                 }
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int four = 0; four < fours; four++) {
+        for (int four = 0; four < 2; four++) {
             const __m512 blocks = sum[r][four];
             const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(blocks), _mm512_extractf32x8_ps(blocks, 1));
             const __m128 one = _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
@@ -268,16 +258,18 @@ INLINE void score_fours(const int rows, const int fours, const int all, int64_t 
         }
 }
 
-// More rows are bound by arithmetic, and two fours hide what an addition waits for.
 INLINE void score_few_tiles(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
                             int64_t width, Soon *soon) {
-    const int fours = rows > 3 ? 2 : 1;
+    const int64_t length = length_of(STORED, d);
     int64_t key = 0;
-    for (; key + 4 * fours <= keys; key += 4 * fours) {
-        ask_soon_for(soon, 4 * fours * length_of(STORED, d));
-        score_fours(rows, fours, 1, 0, q, k, key, d, s + key, width);
+    for (; key + 8 <= keys; key += 8) {
+        Spread ahead = spread_over(soon, 8 * length, (const char *)k + key * length);
+        score_eight(rows, 1, 8, q, k, key, d, s + key, width, &ahead);
     }
-    if (key < keys) score_fours(rows, fours, 0, keys - key, q, k, key, d, s + key, width);
+    if (key < keys) {
+        Spread none = {k, 0, k};
+        score_eight(rows, 0, keys - key, q, k, key, d, s + key, width, &none);
+    }
 }
 
 // Few rows of bf16 are computed as many at once as the registers have room for.
@@ -349,7 +341,7 @@ INLINE void score_block(const int rows, const int columns, const uint32_t *q, in
         }
 }
 
-// Of fp8: scores of 16 or 32 turned keys, whose blocks are added up as `score_fours` does.
+// Of fp8: scores of 16 or 32 turned keys, whose blocks are added up as `score_eight` does.
 INLINE void score_turned_blocks(const int rows, const int columns, const uint32_t *q, int64_t row, const uint32_t *tile,
                                 int64_t units, float *s, int64_t width) {
     __m512 sum[4][ROWS_TWOS][2];
@@ -440,17 +432,26 @@ INLINE void pair_values(const __m512i *v, int64_t keys, int64_t units, int64_t c
         }
 }
 
+// Numbers from i on of a value, `loads` times AT_ONCE of them. Of fp8, which has more arithmetic, lines are asked for again as
+// by Spread; bf16 reads no quicker by that.
+INLINE void value_at(const int loads, const void *v, int64_t key, int64_t i, int64_t d, __m512i *to) {
+    const char *from = (const char *)v + key * length_of(STORED, d) + length_of(STORED, i);
+    for (int n = 0; n < loads; n++) {
+        if (STORED == FP8) ask_line(from + n * LINE + AGAIN);
+        to[n] = in_order(stored_at(v, key, i + n * AT_ONCE, d));
+    }
+}
+
 // The same of 16 `vectors` numbers from i on of two values, or of one. What comes next is asked for as lines are loaded: as
 // many, or half.
 INLINE void pair_at(const int vectors, const int two, const int half, const void *v, int64_t key, int64_t i, int64_t d,
                     Soon *soon, __m512i *to) {
-    __m512i stored[2][4];
+    __m512i stored[2][4] = {{{0}}};
     const int loads = vectors / (2 * UNITS_AT_ONCE);
     ask_soon_for(soon, loads * LINE);
-    for (int n = 0; n < loads; n++) stored[0][n] = in_order(stored_at(v, key, i + n * AT_ONCE, d));
+    value_at(loads, v, key, i, d, stored[0]);
     if (two && !half) ask_soon_for(soon, loads * LINE);
-    for (int n = 0; n < loads; n++)
-        stored[1][n] = two ? in_order(stored_at(v, key + 1, i + n * AT_ONCE, d)) : _mm512_setzero_si512();
+    if (two) value_at(loads, v, key + 1, i, d, stored[1]);
     for (int n = 0; n < loads; n++, to += 2 * UNITS_AT_ONCE) {
         const __m512i first = stored[0][n], second = stored[1][n];
         if (STORED == FP8) {
