@@ -31,6 +31,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: for one thread on a busy machine")
     parser.add_argument("--folder", help="where the files are, or stay once they are made")
-    parser.add_argument("--runner", nargs="*", default=[], help="command that starts each measurement")
+    parser.add_argument("--runner", type=shlex.split, default=[], help='command that starts each: "chrt -f 50"')
     parser.add_argument("--machine", default=f"cpu{len(os.sched_getaffinity(0))}")
     parser.add_argument("--write", action="store_true", help="make the files in --folder, and measure nothing")
     parser.add_argument(
