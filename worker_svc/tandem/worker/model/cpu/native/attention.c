@@ -359,10 +359,10 @@ typedef struct {
     Share *shares;
     float **kept_by;
     int64_t count, share, numbers;  // numbers: of the room of each thread
-    int *failed;
+    int threads, *failed;
 } Shared;
 
-static void do_jobs(const void *of, int threads) {
+static void do_jobs(const void *of) {
     const Shared *s = of;
     float *room = aligned_alloc(64, (size_t)whole(s->numbers, 16) * sizeof(float));
     if (!room) {
@@ -370,7 +370,7 @@ static void do_jobs(const void *of, int threads) {
         return;
     }
     const Job *before = 0;
-    for (int64_t n; (n = take_piece(s->shares, threads)) >= 0;) {
+    for (int64_t n; (n = take_piece(s->shares, s->threads)) >= 0;) {
         const Job *job = s->jobs + n;
         const int64_t step = at_once(job->block[1] * s->a->group, s->share);
         const int same = before && before->block == job->block && before->from == job->from && before->to == job->to;
@@ -382,10 +382,9 @@ static void do_jobs(const void *of, int threads) {
     free(room);
 }
 
-static void finish_all(const void *of, int threads) {
+static void finish_all(const void *of) {
     const Shared *s = of;
     const int64_t pieces = s->a->kv_heads * s->a->shares, all = s->count * pieces;
-    (void)threads;
 #pragma omp for schedule(static) nowait
     for (int64_t n = 0; n < all; n++) {
         const int64_t block = n / pieces;
@@ -462,7 +461,7 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const int64_t count_of_jobs = failed ? 0 : make_jobs(&a, count, share, a_job, kept, jobs, kept_by);
     Share shares_of_jobs[threads];
     give_shares(shares_of_jobs, threads, count_of_jobs);
-    const Shared shared = {&a, way, jobs, shares_of_jobs, kept_by, count, share, numbers, &failed};
+    const Shared shared = {&a, way, jobs, shares_of_jobs, kept_by, count, share, numbers, threads, &failed};
     if (!failed) tandem_together(threads, do_jobs, &shared);
     if (!failed && by_stretches) tandem_together(threads, finish_all, &shared);
     free(jobs);

@@ -154,15 +154,9 @@ static void delta_rule(const Carried *c, int by_row) {
                            by_row);
 }
 
-static void gated_delta(const void *of, int threads) {
-    (void)threads;
-    delta_rule(of, 0);
-}
+static void gated_delta(const void *of) { delta_rule(of, 0); }
 
-static void kimi_delta(const void *of, int threads) {
-    (void)threads;
-    delta_rule(of, 1);
-}
+static void kimi_delta(const void *of) { delta_rule(of, 1); }
 
 // One layer's step. channels, rows and columns are multiples of 8, rows are at most 256.
 void tandem_delta_net(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saved) {

@@ -249,7 +249,7 @@ typedef struct {
     Share *up_shares, *down_shares;
 } Shared;
 
-static void by_experts(const void *of, int threads) {
+static void by_experts(const void *of) {
     const Shared *s = of;
     const Experts *e = s->e;
     Room *r = s->room;
@@ -259,7 +259,6 @@ static void by_experts(const void *of, int threads) {
                   down_width = width_of(down), up_parts = parts_of(up), down_parts = parts_of(down);
     const int64_t columns = (e->hidden + COLUMNS - 1) / COLUMNS;
     const int there = omp_get_num_threads();
-    (void)threads;
 #pragma omp for schedule(static) nowait
     for (int64_t row = 0; row < rows; row++) {
         if (is_quantized(up)) quantize_row(up, &r->entering, s->x, row);

@@ -21,11 +21,10 @@ typedef struct {
     int *failed;
 } Products;
 
-static void some_heads(const void *of, int threads) {
+static void some_heads(const void *of) {
     const Products *p = of;
     const int64_t rows = p->rows, inputs = p->heads->inputs, width = width_of(p->heads);
     int32_t *room = malloc((size_t)(room_of(p->heads, rows) + 16) * sizeof(int32_t));
-    (void)threads;
     if (!room) __atomic_store_n(p->failed, 1, __ATOMIC_RELAXED);
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t head = 0; head < p->count; head++)

@@ -550,9 +550,8 @@ typedef struct {
     int *failed;
 } Layers;
 
-static void compute_all(const void *of, int threads) {
+static void compute_all(const void *of) {
     const Layers *all = of;
-    (void)threads;
     for (int64_t n = 0; n < all->count; n++) {
         const Matrix *behind = n + 1 < all->count ? all->turns[n + 1]->layer->attention.first
                                : all->ending      ? &all->ending->output
@@ -569,6 +568,6 @@ int tandem_layers(const Turn *const *turns, int64_t count, float *x, float *delt
     const Layers all = {turns, count, x, delta, begins, ending, &failed};
     const Step *s = turns[0]->step;
     if (s->threads > 1 && s->rows <= FEW_ROWS) tandem_lead(s->threads, compute_all, &all);
-    else compute_all(&all, 1);
+    else compute_all(&all);
     return failed;
 }

@@ -79,14 +79,13 @@ static void leave(const Recurrence *r, float *y, const float *z, const float *we
     }
 }
 
-static void mamba(const void *of, int threads) {
+static void mamba(const void *of) {
     const Carried *c = of;
     const Recurrence *r = c->r;
     const Work *work = c->works;
     const Save *saves = c->saves;
     const int64_t blocks = (r->channels + BLOCK - 1) / BLOCK, parts = (r->columns + COLUMNS - 1) / COLUMNS;
     const int64_t size = r->heads * r->columns, group = size / r->norm_groups, count = c->count;
-    (void)threads;
 #pragma omp for schedule(dynamic, 4)
     for (int64_t i = 0; i < count * (blocks + 1); i++) {
         const Work *w = work + i / (blocks + 1);

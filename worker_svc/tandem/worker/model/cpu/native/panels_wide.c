@@ -393,10 +393,12 @@ typedef struct {
     const void *weight, *room;
     float *out;
     int64_t rows, k, outputs;
+    int threads;
 } Packed;
 
-static void of_packed(const void *of, int threads) {
+static void of_packed(const void *of) {
     const Packed *p = of;
+    const int threads = p->threads;
     const int64_t pairs = (p->outputs + PAIR - 1) / PAIR;
 #pragma omp for schedule(static) nowait
     for (int part = 0; part < threads; part++)
@@ -407,7 +409,7 @@ static void of_packed(const void *of, int threads) {
 // Of rows that are packed in `room`.
 void wide_product_of_packed(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k,
                             int64_t outputs, int threads) {
-    const Packed p = {kind, weight, room, out, rows, k, outputs};
+    const Packed p = {kind, weight, room, out, rows, k, outputs, threads};
     tandem_together(threads, of_packed, &p);
 }
 

@@ -317,49 +317,50 @@ INLINE void ask_for(const uint8_t *weights) {
     for (int64_t i = 0; i < 8192; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T0);
 }
 
-// What is left of the panels, piece by piece.
-static void all_outputs(const Product *p, int bits, int64_t group, Share *shares, int threads) {
-    for (int64_t piece; (piece = take_piece(shares, threads)) >= 0;) {
-        const int64_t first = piece * TOGETHER, last = first + TOGETHER;
-        quantized_outputs(p, bits, (int)group, first, last < p->panels ? last : p->panels);
-    }
-}
-
 // A product that threads share.
 typedef struct {
     Product p;
     Rounding how;
-    int bits;
+    int bits, threads;
     int64_t group, pieces;
     const float *x;
     int32_t *x_rows, *scale_rows, *sum_rows, *tiles, *scale_tiles, *sum_tiles;
     Share *shares;
 } Shared;
 
+// What is left of the panels, piece by piece.
+static void all_outputs(const Product *p, const Shared *s) {
+    for (int64_t piece; (piece = take_piece(s->shares, s->threads)) >= 0;) {
+        const int64_t first = piece * TOGETHER, last = first + TOGETHER;
+        quantized_outputs(p, s->bits, (int)s->group, first, last < p->panels ? last : p->panels);
+    }
+}
+
 // Asks for what a thread's own pieces begin with.
-static void ask_for_own(const Shared *s, int part, int threads) {
+static void ask_for_own(const Shared *s, int part) {
     const int64_t bytes = s->how.groups * s->group * PANEL * s->bits / 8;
-    ask_for(s->p.weight + s->pieces * part / threads * TOGETHER * bytes);
+    ask_for(s->p.weight + s->pieces * part / s->threads * TOGETHER * bytes);
 }
 
 // Of a single row: each thread quantizes it for itself, which takes less time than to wait for another one.
-static void one_row(const void *of, int threads) {
+static void one_row(const void *of) {
     const Shared *s = of;
     int32_t own[OWN_WORDS];
     float scale[OWN_WORDS / 4], sum[OWN_WORDS / 4];  // a group has four words at least
-    ask_for_own(s, omp_get_thread_num(), threads);
+    ask_for_own(s, omp_get_thread_num());
     Product p = s->p;
     p.x = own, p.x_scale = scale, p.x_sum = sum;
     quantize_groups(s->x, &s->how, own, scale, sum, 0, s->how.groups);
-    all_outputs(&p, s->bits, s->group, s->shares, threads);
+    all_outputs(&p, s);
 }
 
-static void some_rows(const void *of, int threads) {
+static void some_rows(const void *of) {
     const Shared *s = of;
     const Rounding *how = &s->how;
+    const int threads = s->threads;
     const int64_t groups = how->groups, rows = s->p.rows, most = quantized_rows(how);
 #pragma omp for schedule(static) nowait
-    for (int part = 0; part < threads; part++) ask_for_own(s, part, threads);
+    for (int part = 0; part < threads; part++) ask_for_own(s, part);
 #pragma omp for schedule(static)
     for (int part = 0; part < threads; part++) {
         const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
@@ -375,7 +376,7 @@ static void some_rows(const void *of, int threads) {
             into_tile(s->sum_rows + place, s->sum_tiles + place, some, groups, first, last);
         }
     }
-    all_outputs(&s->p, s->bits, s->group, s->shares, threads);
+    all_outputs(&s->p, s);
 }
 
 // x [rows, k] -> out [rows, panels * 16]; `order` as in `Rounding`; `room` has 2 rows (words + 2 groups) numbers.
@@ -406,6 +407,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                             .less = how.less},
                       .how = how,
                       .bits = bits,
+                      .threads = threads,
                       .group = group,
                       .pieces = (panels + TOGETHER - 1) / TOGETHER,
                       .x = x,
@@ -507,34 +509,6 @@ void half_outputs(int bf16, const uint16_t *weight, const float *x, float *out, 
     }
 }
 
-// A product with panels of numbers, of which threads compute some each.
-typedef struct {
-    int bf16;
-    const void *weight;
-    const float *scale;  // of floats of 8 bits, [panels, groups, 16]
-    int64_t groups;
-    const float *x;
-    float *out;
-    int64_t rows, k, panels;
-} Panels;
-
-static void some_halves(const void *of, int threads) {
-    const Panels *p = of;
-    const int64_t step = p->rows == 1 ? TOGETHER : 1, panels = p->panels;
-    (void)threads;
-#pragma omp for schedule(static) nowait
-    for (int64_t first = 0; first < panels; first += step)
-        half_outputs(p->bf16, p->weight, p->x, p->out, p->rows, p->k, panels, first,
-                     first + step < panels ? first + step : panels);
-}
-
-// weight [panels, k, 16], x [rows, k] -> out [rows, panels * 16].
-void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
-                         int64_t panels, int threads) {
-    const Panels p = {bf16, weight, 0, 0, x, out, rows, k, panels};
-    tandem_together(threads, some_halves, &p);
-}
-
 // ---------------------------------------------------------------------------------------------------- floats of 8 bits
 
 #define FLOAT8_GROUP 128  // inputs that share a scale, if a row has several
@@ -605,19 +579,38 @@ void float8_outputs(const uint8_t *weight, const float *scale, int64_t groups, c
     }
 }
 
-static void some_float8(const void *of, int threads) {
+// A product with panels of numbers, of which threads compute some each.
+typedef struct {
+    int bf16;
+    const void *weight;
+    const float *scale;  // of floats of 8 bits, [panels, groups, 16]; or 0: numbers are of 16
+    int64_t groups;
+    const float *x;
+    float *out;
+    int64_t rows, k, panels;
+} Panels;
+
+static void some_panels(const void *of) {
     const Panels *p = of;
     const int64_t step = p->rows == 1 ? TOGETHER : 1, panels = p->panels;
-    (void)threads;
 #pragma omp for schedule(static) nowait
-    for (int64_t first = 0; first < panels; first += step)
-        float8_outputs(p->weight, p->scale, p->groups, p->x, p->out, p->rows, p->k, panels, first,
-                       first + step < panels ? first + step : panels);
+    for (int64_t first = 0; first < panels; first += step) {
+        const int64_t last = first + step < panels ? first + step : panels;
+        if (p->scale) float8_outputs(p->weight, p->scale, p->groups, p->x, p->out, p->rows, p->k, panels, first, last);
+        else half_outputs(p->bf16, p->weight, p->x, p->out, p->rows, p->k, panels, first, last);
+    }
+}
+
+// weight [panels, k, 16], x [rows, k] -> out [rows, panels * 16].
+void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
+                         int64_t panels, int threads) {
+    const Panels p = {bf16, weight, 0, 0, x, out, rows, k, panels};
+    tandem_together(threads, some_panels, &p);
 }
 
 // weight [panels, k, 16] e4m3, scale [panels, groups, 16], x [rows, k] -> out [rows, panels * 16].
 void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
                            int64_t rows, int64_t k, int64_t panels, int threads) {
     const Panels p = {0, weight, scale, groups, x, out, rows, k, panels};
-    tandem_together(threads, some_float8, &p);
+    tandem_together(threads, some_panels, &p);
 }

@@ -33,9 +33,8 @@ typedef struct {
     int64_t rows, k, outputs;
 } Floats;
 
-static void float_outputs(const void *of, int threads) {
+static void float_outputs(const void *of) {
     const Floats *p = of;
-    (void)threads;
 #pragma omp for schedule(static) nowait
     for (int64_t o = 0; o < p->outputs; o++)
         for (int64_t row = 0; row < p->rows; row += TILE) {

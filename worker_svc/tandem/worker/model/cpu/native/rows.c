@@ -84,9 +84,8 @@ typedef struct {
     int64_t rows, size, stride;
 } Gates;
 
-static void gate_some(const void *of, int threads) {
+static void gate_some(const void *of) {
     const Gates *g = of;
-    (void)threads;
 #pragma omp for schedule(static) collapse(2) nowait
     for (int64_t row = 0; row < g->rows; row++)
         for (int64_t first = 0; first < g->size; first += 512) {
@@ -105,10 +104,9 @@ void tandem_gate(int activation, float limit, const float *gate_up, float *out, 
     tandem_together(rows * size > WORTH_GATES ? threads : 1, gate_some, &gates);
 }
 
-static void activate_some(const void *of, int threads) {
+static void activate_some(const void *of) {
     const Gates *g = of;
     const __m256 one = _mm256_set1_ps(1.0f);
-    (void)threads;
 #pragma omp for schedule(static) nowait
     for (int64_t i = 0; i < g->size; i += 8)
         _mm256_storeu_ps(g->out + i, gated(&g->how, _mm256_loadu_ps(g->out + i), one));

@@ -132,12 +132,11 @@ typedef struct {
     int *failed;
 } Shared;
 
-static void choose_some(const void *of, int threads) {
+static void choose_some(const void *of) {
     const Shared *s = of;
     const Choice *c = s->c;
     const int64_t rows = s->rows, step = s->step, size = c->page_size;
     float *room = aligned_alloc(64, (size_t)filled(s->room_size, 16) * sizeof(float));
-    (void)threads;
     if (!room) __atomic_store_n(s->failed, 1, __ATOMIC_RELAXED);
     for (int64_t first = 0; first < c->count; first += rows) {
         const int64_t here = c->count - first < rows ? c->count - first : rows;

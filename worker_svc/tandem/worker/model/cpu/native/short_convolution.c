@@ -14,10 +14,9 @@ static void multiply(const Recurrence *r, const Work *w, int64_t block) {
     }
 }
 
-static void some_blocks(const void *of, int threads) {
+static void some_blocks(const void *of) {
     const Carried *c = of;
     const int64_t blocks = (c->r->channels + BLOCK - 1) / BLOCK;
-    (void)threads;
 #pragma omp for schedule(dynamic, 4) nowait
     for (int64_t i = 0; i < c->count * blocks; i++) {
         convolve(c->r, c->works + i / blocks, c->saves, i % blocks, 0);

@@ -110,7 +110,7 @@ static void follow(Team *team, int thread, int threads) {
         wait_for_change(&team->call.round, round, &ahead);
         if (!team->call.part) return;
         ahead = ahead_of(&team->call, thread, threads);
-        team->call.part(team->call.of, threads);
+        team->call.part(team->call.of);
         set(&team->members[thread].done, round + 1);
     }
 }
@@ -126,7 +126,7 @@ void tandem_lead(int threads, Part lead, const void *of) {
         else {
             team.threads = there;
             led = &team;
-            lead(of, there);
+            lead(of);
             led = 0;
             team.call.part = 0;
             set(&team.call.round, team.call.round.word + 1);
@@ -138,7 +138,7 @@ void tandem_together(int threads, Part part, const void *of) {
     Team *team = led;
     if (!team || team->threads != threads) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
-        part(of, threads);
+        part(of);
         return;
     }
     Call *call = &team->call;
@@ -147,7 +147,7 @@ void tandem_together(int threads, Part part, const void *of) {
     set(&call->round, round + 1);
     Ahead ahead = ahead_of(call, 0, threads);
     led = 0;  // a part has no parts
-    part(of, threads);
+    part(of);
     led = team;
     for (int n = 1; n < threads; n++) wait_for_change(&team->members[n].done, round, &ahead);
     tandem_read_next(0, 0, 0, 0);

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-typedef void (*Part)(const void *of, int threads);
+typedef void (*Part)(const void *of);
 
 // Calls `lead` with a team of `threads`: by one of them, whose parts the others take part in.
 void tandem_lead(int threads, Part lead, const void *of);
