@@ -4,8 +4,6 @@
 
 #include "attention.h"
 
-#define LINE 64  // bytes of the caches
-
 // What is read next is asked for into the first cache, SOON bytes before it is read: first the rest of these keys or
 // values, then the beginning of those that follow. Past the other caches where nobody else looks at them in this step.
 #define SOON 8192

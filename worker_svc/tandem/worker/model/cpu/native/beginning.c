@@ -31,22 +31,19 @@ INLINE float number(int kind, const void *numbers, int64_t at) {
     return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(raw << 16)));
 }
 
-// Row `id` of a matrix that is not quantized.
+// Row `id` of a matrix that is not quantized: of numbers as they are, in panels, or in pairs of them, of BF16 in words of two.
 static void plain_row(const Matrix *m, int64_t id, float *out) {
-    const int64_t k = m->inputs, panel = id / PANEL, row = id % PANEL;
+    const int64_t k = m->inputs;
     if (m->bits == FLOATS) {
         for (int64_t i = 0; i < k; i++) out[i] = number(m->half, m->numbers, id * k + i);
-    } else if (m->bits == 16) {
-        const int kind = m->half ? BF16 : FP16;
-        for (int64_t i = 0; i < k; i++) out[i] = number(kind, m->numbers, (panel * k + i) * PANEL + row);
-    } else {  // pairs of panels, of BF16 in words of two
-        const int64_t words = m->half == BF16 ? 16 : 1, each = m->half == BF16 ? 2 : 1;
-        const int64_t steps = (k + words * each - 1) / (words * each);
-        for (int64_t i = 0; i < k; i++) {
-            const int64_t step = i / (words * each), word = i / each % words;
-            const int64_t at = (((panel / 2 * steps + step) * 2 + panel % 2) * words + word) * PANEL + row;
-            out[i] = number(m->half, m->numbers, at * each + i % each);
-        }
+        return;
+    }
+    const int pairs = m->bits == WIDE, kind = pairs ? m->half : m->half ? BF16 : FP16;
+    const int64_t each = pairs && kind == BF16 ? 2 : 1, beside = pairs ? 2 : 1, words = !pairs ? k : each == 2 ? 16 : 1;
+    const int64_t steps = (k + words * each - 1) / (words * each), first = first_word(id, steps, beside, words);
+    for (int64_t i = 0; i < k; i++) {
+        const int64_t word = i / each, at = first + (word / words * beside * words + word % words) * PANEL;
+        out[i] = number(kind, m->numbers, at * each + i % each);
     }
 }
 

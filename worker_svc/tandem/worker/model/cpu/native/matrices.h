@@ -21,6 +21,13 @@ INLINE int64_t width_of(const Matrix *m) {
     return m->bits == WIDE || m->bits == FLOATS ? m->outputs : m->panels * PANEL;
 }
 
+// The first of a row's words in panels [.., steps, beside, words, 16]; the next one lies PANEL further, that of the next step
+// `beside * words * PANEL`.
+INLINE int64_t first_word(int64_t row, int64_t steps, int64_t beside, int64_t words) {
+    const int64_t panel = row / PANEL % beside;
+    return ((row / PANEL - panel) * steps + panel) * words * PANEL + row % PANEL;
+}
+
 INLINE int is_quantized(const Matrix *m) { return m->bits == 8 || m->bits == 6 || m->bits == 4; }
 
 // out [rows, width] = x [rows, inputs] times it, without its bias; `room` as its product needs it.

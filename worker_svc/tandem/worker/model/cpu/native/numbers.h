@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LINE 64  // bytes of the caches
 #define INLINE static inline __attribute__((always_inline))
 
 // The sum of each of four vectors, its eight numbers always added as ((0+1)+(2+3)) + ((4+5)+(6+7)).

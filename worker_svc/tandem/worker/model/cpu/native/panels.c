@@ -1,5 +1,6 @@
 // Puts rows of a matrix into panels of 16, as products read them, and takes them out again, quantized ones as fp32.
 
+#include "matrices.h"
 #include "operations.h"
 #include "quantized_narrow.h"
 
@@ -27,8 +28,7 @@ void tandem_fill_panels(int size, const void *rows, void *to, int64_t panels, in
 
 #define TAKE(TYPE)                                                                                                     \
     for (int64_t n = 0; n < count; n++) {                                                                              \
-        const int64_t id = ids[n], panel = id / PANEL % beside;                                                        \
-        const TYPE *from = (const TYPE *)panels + ((id / PANEL - panel) * steps + panel) * words * PANEL + id % PANEL; \
+        const TYPE *from = (const TYPE *)panels + first_word(ids[n], steps, beside, words);                            \
         TYPE *out = (TYPE *)to + n * steps * words;                                                                    \
         for (int64_t step = 0; step < steps; step++, from += beside * words * PANEL)                                   \
             for (int64_t i = 0; i < words; i++) *out++ = from[i * PANEL];                                              \

@@ -1,9 +1,6 @@
 #include "team.h"
 
-#include <immintrin.h>
 #include <omp.h>
-#include <string.h>
-
 #include <unistd.h>
 
 #ifdef __linux__
@@ -13,7 +10,8 @@
 #include <sched.h>
 #endif
 
-#define LINE 64
+#include "numbers.h"
+
 #define TURNS 1000              // of waiting, some 20 us; then a thread sleeps, and leaves its core to others
 #define READ_AHEAD (256 << 10)  // bytes, where it is not known how large a core's second cache is: else half of it
 #define AT_ONCE 4               // lines that are read between two looks at what is waited for
