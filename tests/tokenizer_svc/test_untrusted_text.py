@@ -72,10 +72,9 @@ def test_the_text_of_no_listed_token_becomes_it(tokenizer: Tokenizer) -> None:
     check(tokenizer, "".join(texts[:300]))
 
 
+@pytest.mark.usefixtures("shared_data")
 @given(data=st.data())
 def test_no_text_becomes_a_listed_token(data: st.DataObject) -> None:
-    if not FILES:
-        pytest.skip("real test data is absent")
     tokenizer = load(data.draw(st.sampled_from(FILES)))
     specials = [token.text for token in tokenizer.table.specials if token.text]
     words = st.sampled_from(specials) | st.sampled_from(["  ", "\n", " a", "<|", "|>", "é", "õ", "▁", "[PAD", "5]"])
