@@ -269,7 +269,7 @@ static void attend(const Attention *all, const Way *way, const Job *job, int64_t
     if (all->apart) {
         for (int n = 0; n < 2; n++)
             gathered.part[n][0] = side_by_side.numbers, gathered.part[n][1] = side_by_side.constants;
-        gathered.once = 0;
+        if (all->into == INTO_FIRST_ONLY) gathered.into = INTO_FIRST;
         rest += gathered_of(all);
         a = &gathered;
     }
@@ -426,7 +426,9 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          scale,
                          cap,
                          sinks,
-                         count == 1};
+                         wide_by_second_cache() ? INTO_SECOND
+                         : count == 1           ? INTO_FIRST_ONLY
+                                                : INTO_FIRST};
     const int64_t rows = most * group, pieces = kv_heads * shares;
     int64_t stretches = 0;
     for (int64_t n = 0; n < count; n++)

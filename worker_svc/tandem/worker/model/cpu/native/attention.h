@@ -19,8 +19,11 @@ typedef struct {
     int64_t kv_heads, group, shares, head_dim, value_dim, page_size, window;
     float scale, cap;    // cap 0: none
     const float *sinks;  // [heads], one more score each, of a value that is 0; or 0
-    int once;            // keys and values are looked at by one block of queries
+    int into;            // where what is read next is asked for: INTO_FIRST, ..
 } Attention;
+
+// To the first cache, and past the others, or to the second one.
+enum { INTO_FIRST, INTO_FIRST_ONLY, INTO_SECOND };
 
 #define QUERIES 3  // with KEYS sums each
 #define KEYS 4
@@ -186,6 +189,9 @@ typedef struct {
 // instructions of bf16 (attention_wide_twos.h).
 extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8;
 int wide_fp8_is_there(void), wide_twos_is_there(void), wide_twos_fp8_is_there(void);
+
+// Whether these read quicker by what is asked for into the second cache.
+int wide_by_second_cache(void);
 
 // clang-format off
 #define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \

@@ -4,14 +4,15 @@
 
 #include "attention.h"
 
-// What is read next is asked for into the first cache, SOON bytes before it is read: first the rest of these keys or
-// values, then the beginning of those that follow. Past the other caches where nobody else looks at them in this step.
+// What is read next is asked for SOON bytes before it is read: first the rest of these keys or values, then the beginning of
+// those that follow. Into the first cache, past the others where one block of queries looks at them; or into the second one,
+// on processors that have more lines on their way to that (`wide_by_second_cache`).
 #define SOON 8192
 
 typedef struct {
     const char *next, *end, *then, *then_end;
     int64_t step;  // bytes, those of KEYS vectors
-    int once;
+    int into;
     const float *constants;  // of what follows, or 0
 } Soon;
 
@@ -20,7 +21,7 @@ INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_wh
     const int64_t some = bytes < SOON ? bytes : SOON;
     const char *from = (const char *)a->part[which][0] + first * length;
     const char *then = (const char *)a->part[next_which][0] + next * length;
-    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->once, 0};
+    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->into, 0};
     return soon;
 }
 
@@ -36,18 +37,24 @@ INLINE void ask_soon_for(Soon *soon, const int64_t step) {
         if (!soon->then) return;
         soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
     }
-    if (soon->once)
-        for (int64_t i = 0; i < step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_NTA);
-    else
-        for (int64_t i = 0; i < step; i += 64) _mm_prefetch(soon->next + i, _MM_HINT_T0);
+#define ASK(HINT)                                                                                                      \
+    for (int64_t i = 0; i < step; i += LINE) _mm_prefetch(soon->next + i, HINT)
+    if (soon->into == INTO_FIRST_ONLY) ASK(_MM_HINT_NTA);
+    else if (soon->into == INTO_SECOND) ASK(_MM_HINT_T1);
+    else ASK(_MM_HINT_T0);
+#undef ASK
     soon->next += step;
 }
 
 INLINE void ask_soon(Soon *soon) { ask_soon_for(soon, soon->step); }
 
-// One line at a time, while something else is computed. One instruction whoever reads it next, and where it stands: a choice
-// would cost more.
-INLINE void ask_line(const void *at) { __asm__ volatile("prefetchnta %0" : : "m"(*(const char *)at)); }
+// One line at a time, while something else is computed, and where it stands. The first cache is asked whoever reads it next:
+// a third choice would cost more.
+#define ASK_LINE(HINT, AT) __asm__ volatile("prefetch" HINT " %0" : : "m"(*(const char *)(AT)))
+INLINE void ask_line(const void *at, int into) {
+    if (into == INTO_SECOND) ASK_LINE("t1", at);
+    else ASK_LINE("nta", at);
+}
 
 // What is asked for by Soon, a line at a time. Where the processor waits for as many lines as it can, it forgets what else it
 // is asked for: so what lies AGAIN bytes behind what is looked at is asked for once more, whatever it is.
@@ -56,19 +63,25 @@ typedef struct {
     const char *next;
     int64_t step;  // bytes; 0 where nothing is left
     const char *again;
+    int into;
 } Spread;
 
 // What is asked for while `bytes` at `now` are looked at.
 INLINE Spread spread_over(Soon *soon, int64_t bytes, const void *now) {
     if (soon->next >= soon->end && soon->then) soon->next = soon->then, soon->end = soon->then_end, soon->then = 0;
-    const Spread ahead = {soon->next, soon->next < soon->end ? LINE : 0, (const char *)now + AGAIN};
+    const Spread ahead = {soon->next, soon->next < soon->end ? LINE : 0, (const char *)now + AGAIN, soon->into};
     soon->next += bytes;
     return ahead;
 }
 
 INLINE void ask_next(Spread *ahead) {
-    ask_line(ahead->next);
-    ask_line(ahead->again);
+    if (ahead->into == INTO_SECOND) {
+        ASK_LINE("t1", ahead->next);
+        ASK_LINE("t1", ahead->again);
+    } else {
+        ASK_LINE("nta", ahead->next);
+        ASK_LINE("nta", ahead->again);
+    }
     ahead->next += ahead->step;
     ahead->again += LINE;
 }

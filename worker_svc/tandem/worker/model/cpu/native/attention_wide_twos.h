@@ -434,10 +434,10 @@ INLINE void pair_values(const __m512i *v, int64_t keys, int64_t units, int64_t c
 
 // Numbers from i on of a value, `loads` times AT_ONCE of them. Of fp8, which has more arithmetic, lines are asked for again as
 // by Spread; bf16 reads no quicker by that.
-INLINE void value_at(const int loads, const void *v, int64_t key, int64_t i, int64_t d, __m512i *to) {
+INLINE void value_at(const int loads, const void *v, int64_t key, int64_t i, int64_t d, int into, __m512i *to) {
     const char *from = (const char *)v + key * length_of(STORED, d) + length_of(STORED, i);
     for (int n = 0; n < loads; n++) {
-        if (STORED == FP8) ask_line(from + n * LINE + AGAIN);
+        if (STORED == FP8) ask_line(from + n * LINE + AGAIN, into);
         to[n] = in_order(stored_at(v, key, i + n * AT_ONCE, d));
     }
 }
@@ -449,9 +449,9 @@ INLINE void pair_at(const int vectors, const int two, const int half, const void
     __m512i stored[2][4] = {{{0}}};
     const int loads = vectors / (2 * UNITS_AT_ONCE);
     ask_soon_for(soon, loads * LINE);
-    value_at(loads, v, key, i, d, stored[0]);
+    value_at(loads, v, key, i, d, soon->into, stored[0]);
     if (two && !half) ask_soon_for(soon, loads * LINE);
-    if (two) value_at(loads, v, key + 1, i, d, stored[1]);
+    if (two) value_at(loads, v, key + 1, i, d, soon->into, stored[1]);
     for (int n = 0; n < loads; n++, to += 2 * UNITS_AT_ONCE) {
         const __m512i first = stored[0][n], second = stored[1][n];
         if (STORED == FP8) {
