@@ -17,7 +17,6 @@ from tandem.worker.engine.sampler.sums import row_sums
 from tandem.worker.model.cpu import native
 
 CANDIDATES = 512
-_BUCKETS, _BUCKETS_A_NAT = 4096, 64.0
 _GROUP = 32  # the largest of so many logits stands for them while candidates are looked for
 
 
@@ -158,31 +157,6 @@ def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.cat([inside, rest], dim=1)
     values, places = logits.gather(1, ids).topk(CANDIDATES, dim=-1)
     return values, ids.gather(1, places)
-
-
-def least_of_mass(logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Finds the largest logit of each row that, with all above it, has `share` `[rows]` of the mass: top_p of rows that
-    are too flat for candidates, without ordering them. Buckets of falling logits are weighed, and only the one in which
-    the share is reached is ordered."""
-    top = logits.amax(dim=-1, keepdim=True)
-    fallen = top - logits
-    weights = torch.exp(-fallen).numpy()
-    bucket = fallen.mul_(_BUCKETS_A_NAT).clamp_max_(_BUCKETS - 1).int().numpy()
-    rows = len(weights)
-    place = (bucket + np.arange(rows, dtype=np.int32)[:, None] * _BUCKETS).ravel()
-    mass = np.bincount(place, weights=weights.ravel(), minlength=rows * _BUCKETS).reshape(rows, _BUCKETS).cumsum(axis=1)
-    target = share.numpy() * mass[:, -1]
-    chosen = np.minimum((mass < target[:, None]).sum(axis=1), _BUCKETS - 1)
-    least = np.empty(rows)
-    for row, number in enumerate(chosen.tolist()):
-        inside = np.flatnonzero(bucket[row] == number)
-        values = logits[row].numpy()[inside]
-        order = np.argsort(-values, kind="stable")
-        reached = weights[row][inside][order].astype(np.float64).cumsum() >= target[row] - (
-            mass[row, number - 1] if number else 0
-        )
-        least[row] = values[order][reached.argmax() if reached.any() else -1]
-    return torch.from_numpy(least)
 
 
 def in_order(logits: torch.Tensor) -> torch.Tensor:

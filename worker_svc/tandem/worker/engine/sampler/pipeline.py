@@ -24,13 +24,13 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.engine.randomness import uniform
-from tandem.worker.engine.sampler import adaptive_p, mirostat
+from tandem.worker.engine.sampler import adaptive_p, mirostat, on_cpu
 from tandem.worker.engine.sampler.constraints import constrain
 from tandem.worker.engine.sampler.draw import Distribution, draw_aimed, draw_kept, draw_wide, has_kernel
 from tandem.worker.engine.sampler.dry import penalize_continuations
 from tandem.worker.engine.sampler.filters import CHAIN, Filter
 from tandem.worker.engine.sampler.logprobs import alternatives, chosen_logprobs
-from tandem.worker.engine.sampler.ordered import Ordered, candidates, in_order, least_of_mass
+from tandem.worker.engine.sampler.ordered import Ordered, candidates, in_order
 from tandem.worker.engine.sampler.penalties import penalize
 from tandem.worker.engine.sampler.rows import Alternatives, Rows, Sampled
 from tandem.worker.engine.sampler.table import Parameters, SamplingTable, column
@@ -48,6 +48,9 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
     parameters = table.gather(rows.requests) if parameters is None else parameters
     wanted = np.flatnonzero(parameters["reports"])
     changed = bool(changes_logits(rows, parameters).any())
+    if not (changed or wanted.size) and on_cpu.serves(logits, parameters).all():
+        drawn_here = on_cpu.draw(logits, parameters, rows.positions)
+        return Sampled.unreported(drawn_here.ids, drawn_here.finite)
     raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
     raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
     largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
@@ -127,7 +130,24 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
 def _draw(
     logits: torch.Tensor, parameters: Parameters, positions: npt.NDArray[np.int64]
 ) -> tuple[torch.Tensor, Distribution]:
-    """Draws from `logits` `[rows, vocabulary]`, whose largest is finite."""
+    """Draws from `logits` `[rows, vocabulary]`, whose largest is finite; each row in its own way."""
+    here = on_cpu.serves(logits, parameters)
+    if not here.any():
+        return _draw_by_torch(logits, parameters, positions)
+    if here.all():
+        return on_cpu.draw_from(logits, parameters, positions)
+    ids = torch.empty(len(logits), dtype=torch.int64)
+    distribution = Distribution.of_largest(torch.zeros(len(logits)))
+    for kind, way in ((here, on_cpu.draw_from), (~here, _draw_by_torch)):
+        places = torch.from_numpy(np.flatnonzero(kind))
+        ids[places], of = way(logits[places], parameters[kind], positions[kind])
+        distribution.put(places, of)
+    return ids, distribution
+
+
+def _draw_by_torch(
+    logits: torch.Tensor, parameters: Parameters, positions: npt.NDArray[np.int64]
+) -> tuple[torch.Tensor, Distribution]:
     device = logits.device
     uniforms = torch.from_numpy(uniform(parameters["seed"], positions.astype(np.uint64))).to(device)
     ids = torch.empty(len(logits), dtype=torch.int64, device=device)
@@ -153,13 +173,6 @@ def _draw(
             distribution.put(at, of)
             wide[narrow[settled.cpu().numpy()]] = False
         undecided = np.flatnonzero(~ordered.exact.cpu().numpy())
-        if device.type == "cpu" and (flat := undecided[_only_top_p(parameters[narrow[undecided]])]).size:
-            undecided = np.setdiff1d(undecided, flat)
-            size = max(1, _BLOCK // logits.shape[1])
-            for start in range(0, flat.size, size):
-                block = narrow[flat[start : start + size]]
-                at = torch.from_numpy(block).to(device)
-                low[at] = least_of_mass(logits[at], column(parameters[block], "top_p", device))
         size = max(1, _BLOCK // logits.shape[1])
         for start in range(0, undecided.size, size):
             block = narrow[undecided[start : start + size]]
@@ -191,11 +204,6 @@ def _look_at_order(parameters: Parameters, *chain: Filter) -> npt.NDArray[np.boo
     for each in chain:
         look |= each.used(parameters)
     return look
-
-
-def _only_top_p(parameters: Parameters) -> npt.NDArray[np.bool_]:
-    """Tells in which rows nothing but top_p looks at the order of the logits."""
-    return ~_look_at_order(parameters, *(each for each in CHAIN if each.parameter != "top_p"))
 
 
 def _filter(o: Ordered, parameters: Parameters, positions: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler.breakers import Breakers
 from tandem.worker.engine.sampler.counts import Counts
-from tandem.worker.engine.sampler.waits import is_greedy, penalizes, waits
+from tandem.worker.engine.sampler.waits import draws_simply, is_greedy, penalizes, waits
 from tandem.worker.engine.sampling import Sampling
 
 Ids = npt.NDArray[np.int64]
@@ -33,6 +33,7 @@ _DERIVED = {
     "bans_sequences": np.bool_,
     "changes": np.bool_,  # its logits are changed before anything is chosen, by any of the above
     "greedy": np.bool_,  # the largest logit is taken
+    "simple": np.bool_,  # it, or one that is drawn by a temperature and the filters of most requests
     "reports": np.bool_,  # logprobs are wanted
     "waits": np.bool_,  # on a GPU, the host waits for its tokens
     "slot": np.int64,
@@ -149,6 +150,7 @@ def _row(request: Request, slot: int) -> tuple[float | int, ...]:
         "bans_sequences": bool(s.banned_sequences),
         "changes": penalized or dry_multiplier > 0 or lists,
         "greedy": is_greedy(s),
+        "simple": draws_simply(s),
         "reports": request.logprobs.wanted,
         "waits": waits(request),
         "slot": slot,

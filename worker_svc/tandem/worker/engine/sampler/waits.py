@@ -44,6 +44,11 @@ WAITS: dict[str, Callable[[Request], bool]] = {
 }
 
 
+def draws_simply(s: Sampling) -> bool:
+    """Tells whether a token is drawn by what kernels compute, on a GPU or on a CPU."""
+    return is_greedy(s) or not any(asks(s) for asks in _OF_DRAWS.values())
+
+
 def waits(request: Request) -> bool:
     """Tells whether the host waits for the request's tokens on a GPU."""
     return any(asks(request) for asks in WAITS.values())

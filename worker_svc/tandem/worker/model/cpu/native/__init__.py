@@ -33,6 +33,7 @@ of a Xeon with AMX that others use too, W `[11264, 2048]`, ours / oneDNN in mill
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -253,6 +254,51 @@ def first_largest(x: torch.Tensor, rows: int) -> tuple[npt.NDArray[np.int32], np
     places, finite = (ctypes.c_int32 * rows)(), (ctypes.c_bool * rows)()
     calls().tandem_first_largest(x.data_ptr(), rows, n, stride, places, finite)
     return np.frombuffer(memoryview(places), dtype=np.int32), np.frombuffer(memoryview(finite), dtype=np.bool_)
+
+
+class Draw(NamedTuple):
+    """What was drawn of each row of logits, and from what: those from `low` to `high` weigh
+    e^((logit - high) / temperature), `total` together. Each `[rows]`."""
+
+    ids: npt.NDArray[np.int32]
+    finite: npt.NDArray[np.bool_]  # false: the largest logit is not, and the id is where that is
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+    total: npt.NDArray[np.float64]
+
+
+def draw(
+    x: torch.Tensor,
+    temperature: npt.NDArray[np.float64],
+    uniforms: npt.NDArray[np.float64],
+    few: int,
+    *,
+    top_n_sigma: npt.NDArray[np.float64],
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+    min_p: npt.NDArray[np.float64],
+) -> Draw:
+    """Draws an id of each row of `x [>= rows, n]` fp32, which may lie apart: all else is `[rows]`, uniforms in [0, 1).
+    Temperature 0 takes the first of the largest; filters come before it, as `sampler/filters.py` has them, and where
+    the first that cuts leaves fewer than `few`, the order is that of falling logits, else that of ids."""
+    rows, n, (stride, step) = len(temperature), x.shape[1], x.stride()
+    assert n and step == 1
+    asked = np.array([temperature, uniforms, top_n_sigma, top_k, top_p, min_p], dtype=np.float64)
+    drawn = Draw(np.empty(rows, np.int32), np.empty(rows, np.bool_), *np.empty((3, rows)))
+    if calls().tandem_draw(
+        x.data_ptr(),
+        rows,
+        n,
+        stride,
+        few,
+        asked.ctypes.data,
+        drawn.ids.ctypes.data,
+        drawn.finite.ctypes.data,
+        drawn.low.ctypes.data,  # of which the others lie behind
+        torch.get_num_threads(),
+    ):
+        raise MemoryError("no memory to draw tokens")
+    return drawn
 
 
 def wide_serves(dtype: torch.dtype) -> bool:

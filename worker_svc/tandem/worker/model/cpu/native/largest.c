@@ -4,74 +4,9 @@
 // least of these maxima: what is below it is none of the wanted ones. The rest is not much more than is wanted, and is
 // ordered by bits. Of equal numbers the first ones are taken, and come first.
 
-#include "numbers.h"
+#include "largest.h"
+
 #include "operations.h"
-
-#define GROUP 32
-#define WORTH_THREADS (1 << 16)  // numbers
-
-typedef struct {
-    uint32_t key;
-    int32_t place;
-} Found;
-
-// Whole numbers in the order of the floats, and back; -0 is 0.
-INLINE uint32_t key_of(float x) {
-    uint32_t bits;
-    x += 0.0f;
-    memcpy(&bits, &x, sizeof bits);
-    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
-
-INLINE float number_of(uint32_t key) {
-    const uint32_t bits = key ^ (key >> 31 ? 0x80000000u : 0xffffffffu);
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-// The `count`th largest of n keys, of which there are as many: digit by digit, from the first one on.
-static uint32_t nth_largest(const Found *found, int64_t n, int64_t count) {
-    uint32_t known = 0, mask = 0;
-    for (int shift = 21; shift >= 0; shift = shift == 0 ? -1 : shift == 10 ? 0 : 10) {
-        const int bits = shift ? 11 : 10;
-        int32_t numbers[1 << 11] = {0};
-        for (int64_t i = 0; i < n; i++)
-            if ((found[i].key & mask) == known) numbers[found[i].key >> shift & ((1u << bits) - 1)]++;
-        uint32_t digit = (1u << bits) - 1;
-        for (; numbers[digit] < count; digit--) count -= numbers[digit];
-        known |= digit << shift;
-        mask |= ((1u << bits) - 1) << shift;
-    }
-    return known;
-}
-
-// By falling keys; equal ones stay as they are. `room` is as large.
-static void order(Found *found, int64_t n, Found *room) {
-    for (int shift = 0; shift < 32; shift += 8) {
-        int64_t places[257] = {0};
-        for (int64_t i = 0; i < n; i++) places[256 - (found[i].key >> shift & 255)]++;
-        for (int i = 1; i < 257; i++) places[i] += places[i - 1];
-        for (int64_t i = 0; i < n; i++) room[places[255 - (found[i].key >> shift & 255)]++] = found[i];
-        Found *const other = found;
-        found = room, room = other;
-    }
-}
-
-// The largest of a group, of which the last of a row may lack some.
-INLINE float largest_of(const float *x, int64_t count) {
-    float most = x[0];
-    if (count < GROUP) {
-        for (int64_t i = 1; i < count; i++) most = x[i] > most ? x[i] : most;
-        return most;
-    }
-    const __m256 a = _mm256_max_ps(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8));
-    const __m256 b = _mm256_max_ps(_mm256_loadu_ps(x + 16), _mm256_loadu_ps(x + 24));
-    const __m256 all = _mm256_max_ps(a, b);
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
 
 // `room` has 2 n numbers.
 static void largest_of_row(const float *x, int64_t n, int64_t count, float *values, int64_t *places, Found *room) {
@@ -122,7 +57,6 @@ int tandem_largest(const float *x, int64_t rows, int64_t n, int64_t count, float
     return failed;
 }
 
-#define AHEAD 1024   // numbers from what is compared to what is asked for: other cores have written half of a step's
 #define STRETCH 512  // numbers of which only the largest is looked for, until it is known in which stretch it is
 
 // The largest of x [n], a NaN before all others, which `broken` tells.

@@ -66,6 +66,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "experts": ([*[_POINTER] * 6, _SIZE, _NUMBER], None),
     "largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2, _NUMBER], ctypes.c_int),
     "first_largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2], None),
+    "draw": ([_POINTER, *[_SIZE] * 4, *[_POINTER] * 4, _NUMBER], ctypes.c_int),
     "layers": ([_POINTER, _SIZE, *[_POINTER] * 2, _NUMBER, _POINTER], ctypes.c_int),
 }
 
@@ -78,7 +79,7 @@ SOURCES = CSources(
         *("attention_wide_twos.c", "attention_wide_twos_fp8.c"),
         *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c", "beginning.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
-        *("heads.c", "experts.c", "largest.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
+        *("heads.c", "experts.c", "largest.c", "draw.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
         *("selection.c", "selection_wide.c", "team.c"),
     ),
     (
@@ -92,6 +93,7 @@ SOURCES = CSources(
             "float8_tables.h",
             "gates.h",
             "index_scores.h",
+            "largest.h",
             "matrices.h",
             "numbers.h",
             "operations.h",

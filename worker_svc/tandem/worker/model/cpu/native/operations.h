@@ -61,6 +61,8 @@ void tandem_rotate_and_store(float *qkv, int64_t stride, const Heads *h, const f
                              int64_t page_size, int threads);
 void tandem_store(const float *from, const Pages *pages, int64_t place, int64_t count, int format);
 int tandem_largest(const float *x, int64_t rows, int64_t n, int64_t count, float *values, int64_t *places, int threads);
+int tandem_draw(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t few, const double *asked, int32_t *ids,
+                uint8_t *finite, double *told, int threads);
 void tandem_first_largest(const float *x, int64_t rows, int64_t n, int64_t stride, int32_t *places, uint8_t *finite);
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,

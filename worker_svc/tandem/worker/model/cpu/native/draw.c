@@ -1,0 +1,272 @@
+// Draws a token of each row of logits by what most requests ask for: a temperature, and filters that keep the largest logits
+// (`sampler/filters.py` has them all, and what they mean).
+//
+// Such filters leave the logits from some bound on, `low`: equal ones stay together. So a row is surveyed in groups, whose
+// maxima tell which of them have anything to look at; and nothing is put in order. What the sum of all weights is reached
+// with is found digit by digit, as `nth_largest` finds a number. Weights are added up in groups, and these one after the
+// other in fp64: a row's token does not depend on its company, nor on threads.
+//
+// Which one a number in [0, 1) draws is what `pipeline.py` says, and kernels on a GPU too: in the order of ids, or of falling
+// logits where the first filter that cuts anything has left fewer than so many as are `few`.
+
+#include "largest.h"
+
+#include <float.h>
+
+#include "operations.h"
+
+// What a row is drawn by, a column a row; a number that changes nothing is off.
+enum { TEMPERATURE, UNIFORM, SIGMA, COUNT, MASS, SHARE, ASKED };
+
+// What a row is drawn from, a column a row: logits from LOW to HIGH weigh e^((logit - HIGH) / temperature), TOTAL together.
+enum { LOW, HIGH, TOTAL, TOLD };
+
+typedef struct {
+    const float *x;
+    int64_t n, groups, possible;  // possible: those that are not -inf
+    float *maxima;                // [groups]
+    double *sums;                 // [groups]
+    Found *found;                 // [n]
+    Found *room;                  // [few]
+    float *weights;               // [n]
+    float top;
+    float last[GROUP];  // of the row, filled up
+} Row;
+
+INLINE const float *group_of(const Row *row, int64_t g) { return g < row->n / GROUP ? row->x + g * GROUP : row->last; }
+
+// Takes the maxima of all groups, and counts what is possible; returns whether the largest one is a number, and finite.
+static int survey(Row *row) {
+    for (int64_t i = 0; i < GROUP; i++) {
+        const int64_t place = row->n / GROUP * GROUP + i;
+        row->last[i] = place < row->n ? row->x[place] : -INFINITY;
+    }
+    const __m256 none = _mm256_set1_ps(-INFINITY);
+    __m256 most = none, unordered = _mm256_setzero_ps();
+    __m256i possible = _mm256_setzero_si256();
+    for (int64_t g = 0; g < row->groups; g++) {
+        const float *x = group_of(row, g);
+        const __m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + 8);
+        const __m256 c = _mm256_loadu_ps(x + 16), d = _mm256_loadu_ps(x + 24);
+        for (int k = 0; k < 2; k++) _mm_prefetch((const char *)(x + AHEAD + 16 * k), _MM_HINT_T0);
+        unordered = _mm256_or_ps(unordered, _mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q),  // true where one is a NaN
+                                                         _mm256_cmp_ps(c, d, _CMP_UNORD_Q)));
+        const __m256 all = _mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d));
+        most = _mm256_max_ps(most, all);
+        row->maxima[g] = largest_of_eight(all);
+#define COUNT_OF(V) possible = _mm256_sub_epi32(possible, _mm256_castps_si256(_mm256_cmp_ps(V, none, _CMP_GT_OQ)))
+        COUNT_OF(a), COUNT_OF(b), COUNT_OF(c), COUNT_OF(d);
+#undef COUNT_OF
+    }
+    row->top = largest_of_eight(most);
+    int32_t lanes[8];
+    _mm256_storeu_si256((__m256i *)lanes, possible);
+    row->possible = 0;
+    for (int lane = 0; lane < 8; lane++) row->possible += lanes[lane];
+    return !_mm256_movemask_ps(unordered) && row->top < INFINITY && row->top > -INFINITY;
+}
+
+// The least number of fp32 that is not below `bound`.
+INLINE float from(double bound) {
+    const float x = (float)bound;
+    return (double)x < bound ? nextafterf(x, INFINITY) : x;
+}
+
+// Keeps what is at most so many standard deviations of all that is possible below the largest.
+static float low_by_sigma(const Row *row, double sigma) {
+    double count = 0, sum = 0, squares = 0;
+    for (int64_t i = 0; i < row->n; i++)
+        if (row->x[i] > -INFINITY) count++, sum += row->x[i];
+    const double mean = sum / count;
+    for (int64_t i = 0; i < row->n; i++)
+        if (row->x[i] > -INFINITY) squares += (row->x[i] - mean) * (row->x[i] - mean);
+    return from(row->top - sigma * sqrt(squares / count));
+}
+
+// Finds all that are possible from `low` on; returns how many there are.
+static int64_t find(Row *row, float low) {
+    int64_t there = 0;
+    if (low < -FLT_MAX) low = -FLT_MAX;
+    for (int64_t g = 0; g < row->groups; g++) {
+        if (row->maxima[g] < low) continue;
+        const int64_t end = g * GROUP + GROUP < row->n ? g * GROUP + GROUP : row->n;
+        for (int64_t i = g * GROUP; i < end; i++) {
+            row->found[there].key = key_of(row->x[i]), row->found[there].place = (int32_t)i;
+            there += row->x[i] >= low;
+        }
+    }
+    return there;
+}
+
+// The `count`th largest, and what is equal to it.
+static float low_by_count(Row *row, int64_t count) {
+    float low = -INFINITY;
+    if (row->groups > count) {
+        for (int64_t g = 0; g < row->groups; g++) row->found[g].key = key_of(row->maxima[g]);
+        low = number_of(nth_largest(row->found, row->groups, count));
+    }
+    return number_of(nth_largest(row->found, find(row, low), count));
+}
+
+// e^((x - top) inverse) of eight, those from `low` on.
+INLINE __m256 weights_of(const float *x, __m256 low, __m256 top, __m256 inverse) {
+    const __m256 v = _mm256_loadu_ps(x);
+    const __m256 weight = exponential(_mm256_mul_ps(_mm256_sub_ps(v, top), inverse));
+    return _mm256_and_ps(weight, _mm256_cmp_ps(v, low, _CMP_GE_OQ));
+}
+
+// The weights of all from `low` on, added up: of each group, and of all groups up to it, to `sums`; returns that of all.
+static double weigh(Row *row, float low, double inverse) {
+    const __m256 lows = _mm256_set1_ps(low), tops = _mm256_set1_ps(row->top), by = _mm256_set1_ps((float)inverse);
+    double all = 0;
+    for (int64_t g = 0; g < row->groups; g++) {
+        if (row->maxima[g] >= low) {
+            const float *x = group_of(row, g);
+            const __m256 ab = _mm256_add_ps(weights_of(x, lows, tops, by), weights_of(x + 8, lows, tops, by));
+            const __m256 cd = _mm256_add_ps(weights_of(x + 16, lows, tops, by), weights_of(x + 24, lows, tops, by));
+            all += (double)one_sum(_mm256_add_ps(ab, cd));
+        }
+        row->sums[g] = all;
+    }
+    return all;
+}
+
+// Of those from `low` on, the last of the largest ones that have so much of their mass.
+static float low_by_mass(Row *row, float low, double mass) {
+    const double total = weigh(row, low, 1), target = mass * total;
+    // All that weigh less than this are together less than what may be missing.
+    const float least = from(row->top + log((1 - mass) * total / (double)row->n));
+    const int64_t there = find(row, least > low ? least : low);
+    const __m256 top = _mm256_set1_ps(row->top), one = _mm256_set1_ps(1), none = _mm256_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < there; i++) row->weights[i] = number_of(row->found[i].key);
+    for (int64_t i = there; i % 8; i++) row->weights[i] = -INFINITY;
+    for (int64_t i = 0; i < there; i += 8)
+        _mm256_storeu_ps(row->weights + i, weights_of(row->weights + i, none, top, one));
+    uint32_t known = 0, mask = 0;
+    double before = 0;
+    for (int shift = 21; shift >= 0; shift = shift == 0 ? -1 : shift == 10 ? 0 : 10) {
+        const int digits = 1 << (shift ? 11 : 10);
+        double masses[1 << 11] = {0};
+        for (int64_t i = 0; i < there; i++)
+            if ((row->found[i].key & mask) == known)
+                masses[row->found[i].key >> shift & (uint32_t)(digits - 1)] += (double)row->weights[i];
+        int digit = digits - 1, last = digit;
+        for (; digit >= 0 && (masses[digit] == 0 || before + masses[digit] < target); digit--) {
+            before += masses[digit];
+            if (masses[digit] > 0) last = digit;
+        }
+        if (digit < 0) digit = last, before -= masses[last];  // by the rounding of sums
+        known |= (uint32_t)digit << shift;
+        mask |= (uint32_t)(digits - 1) << shift;
+    }
+    return number_of(known);
+}
+
+// The first of those from `low` on with which their sum exceeds `uniform` times that of all, which goes to `total`.
+static int32_t first_beyond(Row *row, float low, double temperature, double uniform, double *total) {
+    const double inverse = 1 / temperature;
+    *total = weigh(row, low, inverse);
+    const double target = uniform * *total;
+    int64_t first = 0, after = row->groups - 1;  // the first group that goes beyond is one of these
+    while (first < after) {
+        const int64_t middle = (first + after) / 2;
+        if (row->sums[middle] > target) after = middle;
+        else first = middle + 1;
+    }
+    const float *x = group_of(row, first);
+    const __m256 lows = _mm256_set1_ps(low), tops = _mm256_set1_ps(row->top), by = _mm256_set1_ps((float)inverse);
+    float weights[GROUP];
+    for (int i = 0; i < GROUP; i += 8) _mm256_storeu_ps(weights + i, weights_of(x + i, lows, tops, by));
+    double sum = first ? row->sums[first - 1] : 0;
+    int chosen = 0;  // if single weights add up to less than the group's own sum, the last one that is any
+    for (int i = 0; i < GROUP; i++) {
+        if (weights[i] <= 0) continue;
+        chosen = i;
+        if ((sum += (double)weights[i]) > target) break;
+    }
+    return (int32_t)(first * GROUP + chosen);
+}
+
+// The same in the order of falling logits, of few.
+static int32_t first_beyond_in_order(Row *row, float low, double temperature, double uniform, double *total) {
+    const int64_t there = find(row, low);
+    order(row->found, there, row->room);
+    *total = 0;
+    for (int64_t i = 0; i < there; i++)
+        *total += exp(((double)number_of(row->found[i].key) - (double)row->top) / temperature);
+    double sum = 0;
+    int64_t i = 0;
+    for (; i < there - 1; i++) {
+        sum += exp(((double)number_of(row->found[i].key) - (double)row->top) / temperature);
+        if (sum > uniform * *total) break;
+    }
+    return row->found[i].place;
+}
+
+// What filters have left: all from `low` on.
+typedef struct {
+    float low;
+    int filtered, open, many;  // open: no filter has cut yet, of more than few; many: the first one has left no fewer
+} Kept;
+
+static void keep(Row *row, Kept *kept, float low, int64_t few) {
+    if (low > row->top) low = row->top;
+    if (low > kept->low) kept->low = low;
+    if (kept->open && !kept->many) {
+        if (find(row, kept->low) >= few) kept->many = 1;
+        else kept->open = 0;
+    }
+    kept->filtered = 1;
+}
+
+static void draw_row(Row *row, int64_t few, const double *asked, int64_t apart, int32_t *id, uint8_t *finite,
+                     double *told) {
+    told[LOW * apart] = told[HIGH * apart] = row->x[0], told[TOTAL * apart] = 1;
+    *finite = (uint8_t)survey(row);
+    if (!*finite || asked[TEMPERATURE * apart] <= 0) {
+        tandem_first_largest(row->x, 1, row->n, row->n, id, finite);
+        told[LOW * apart] = told[HIGH * apart] = row->x[*id];
+        return;
+    }
+    const double sigma = asked[SIGMA * apart], count = asked[COUNT * apart], mass = asked[MASS * apart];
+    const double share = asked[SHARE * apart], temperature = asked[TEMPERATURE * apart];
+    Kept kept = {-INFINITY, 0, few < row->n && row->possible >= few, 0};
+    if (sigma > 0) keep(row, &kept, low_by_sigma(row, sigma), few);
+    if (count > 0 && count < (double)row->possible) keep(row, &kept, low_by_count(row, (int64_t)count), few);
+    if (mass < 1) keep(row, &kept, low_by_mass(row, kept.low, mass), few);
+    if (share > 0) keep(row, &kept, from(row->top + log(share)), few);
+    const float low = kept.low;
+    const int in_order = (kept.filtered || count > 0) && !kept.open && !kept.many;
+    *id = (in_order ? first_beyond_in_order : first_beyond)(row, low, temperature, asked[UNIFORM * apart],
+                                                            told + TOTAL * apart);
+    told[LOW * apart] = low, told[HIGH * apart] = row->top;
+}
+
+// x [rows, n], rows `stride` apart, `few`, asked [ASKED, rows] -> ids and `finite` [rows], told [TOLD, rows]: of a row whose largest
+// number is not finite, as tandem_first_largest. Returns 0, or 1 without memory.
+int tandem_draw(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t few, const double *asked, int32_t *ids,
+                uint8_t *finite, double *told, int threads) {
+    const int64_t groups = (n + GROUP - 1) / GROUP;
+    int failed = 0;
+#pragma omp parallel num_threads(threads) if (rows > 1 && rows * n > WORTH_THREADS)
+    {
+        const size_t sizes[] = {(size_t)groups * sizeof(double), (size_t)(n + GROUP + few) * sizeof(Found),
+                                (size_t)groups * sizeof(float), (size_t)(n + GROUP) * sizeof(float)};
+        char *room = malloc(sizes[0] + sizes[1] + sizes[2] + sizes[3]);
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < rows; r++) {
+            if (!room) {
+#pragma omp atomic write
+                failed = 1;
+                continue;
+            }
+            Row row = {.x = x + r * stride, .n = n, .groups = groups, .sums = (double *)room};
+            row.found = (Found *)(room + sizes[0]), row.room = row.found + n + GROUP;
+            row.maxima = (float *)(room + sizes[0] + sizes[1]);
+            row.weights = (float *)(room + sizes[0] + sizes[1] + sizes[2]);
+            draw_row(&row, few, asked + r, rows, ids + r, finite + r, told + r);
+        }
+        free(room);
+    }
+    return failed;
+}
