@@ -4,9 +4,9 @@
 
 #include "attention.h"
 
-// What is read next is asked for SOON bytes before it is read: first the rest of these keys or values, then the beginning of
-// those that follow. Into the first cache, past the others where one block of queries looks at them; or into the second one,
-// on processors that have more lines on their way to that (`wide_by_second_cache`).
+// What is read next is asked for SOON bytes before it is read: first the rest of these keys or values, then the
+// beginning of those that follow. Into the first cache, past the others where one block of queries looks at them; or
+// into the second one, on processors that have more lines on their way to that (`wide_by_second_cache`).
 #define SOON 8192
 
 typedef struct {
@@ -48,8 +48,8 @@ INLINE void ask_soon_for(Soon *soon, const int64_t step) {
 
 INLINE void ask_soon(Soon *soon) { ask_soon_for(soon, soon->step); }
 
-// One line at a time, while something else is computed, and where it stands. The first cache is asked whoever reads it next:
-// a third choice would cost more.
+// One line at a time, while something else is computed, and where it stands. Whoever else reads it: a third choice would
+// cost more.
 #define ASK_LINE(HINT, AT) __asm__ volatile("prefetch" HINT " %0" : : "m"(*(const char *)(AT)))
 INLINE void ask_line(const void *at, int into) {
     if (into == INTO_SECOND) ASK_LINE("t1", at);

@@ -1,13 +1,13 @@
-// Draws a token of each row of logits by what most requests ask for: a temperature, and filters that keep the largest logits
-// (`sampler/filters.py` has them all, and what they mean).
+// Draws a token of each row of logits by what most requests ask for: a temperature, and filters that keep the largest
+// logits (`sampler/filters.py` has them all, and what they mean).
 //
-// Such filters leave the logits from some bound on, `low`: equal ones stay together. So a row is surveyed in groups, whose
-// maxima tell which of them have anything to look at; and nothing is put in order. What the sum of all weights is reached
-// with is found digit by digit, as `nth_largest` finds a number. Weights are added up in groups, and these one after the
-// other in fp64: a row's token does not depend on its company, nor on threads.
+// Such filters leave the logits from some bound on, `low`: equal ones stay together. So a row is surveyed in groups,
+// whose maxima tell which of them have anything to look at. What a share of the mass is reached with is found digit by
+// digit, as `nth_largest` finds a number: nothing is put in order before few are left. Weights are added up in groups,
+// and these one after the other in fp64: a row's token does not depend on its company, nor on threads.
 //
-// Which one a number in [0, 1) draws is what `pipeline.py` says, and kernels on a GPU too: in the order of ids, or of falling
-// logits where the first filter that cuts anything has left fewer than so many as are `few`.
+// A number in [0, 1) draws what it draws by torch's operations and on a GPU: in the order of ids, or of falling logits
+// where the first filter that cuts has left fewer than `few`.
 
 #include "largest.h"
 
@@ -18,7 +18,8 @@
 // What a row is drawn by, a column a row; a number that changes nothing is off.
 enum { TEMPERATURE, UNIFORM, SIGMA, COUNT, MASS, SHARE, ASKED };
 
-// What a row is drawn from, a column a row: logits from LOW to HIGH weigh e^((logit - HIGH) / temperature), TOTAL together.
+// What a row is drawn from, a column a row: logits from LOW to HIGH weigh e^((logit - HIGH) / temperature), and TOTAL
+// together.
 enum { LOW, HIGH, TOTAL, TOLD };
 
 typedef struct {
@@ -35,7 +36,7 @@ typedef struct {
 
 INLINE const float *group_of(const Row *row, int64_t g) { return g < row->n / GROUP ? row->x + g * GROUP : row->last; }
 
-// Takes the maxima of all groups, and counts what is possible; returns whether the largest one is a number, and finite.
+// Takes the maxima of all groups, and counts what is possible; returns whether the largest is a number, and finite.
 static int survey(Row *row) {
     for (int64_t i = 0; i < GROUP; i++) {
         const int64_t place = row->n / GROUP * GROUP + i;
@@ -242,8 +243,8 @@ static void draw_row(Row *row, int64_t few, const double *asked, int64_t apart, 
     told[LOW * apart] = low, told[HIGH * apart] = row->top;
 }
 
-// x [rows, n], rows `stride` apart, `few`, asked [ASKED, rows] -> ids and `finite` [rows], told [TOLD, rows]: of a row whose largest
-// number is not finite, as tandem_first_largest. Returns 0, or 1 without memory.
+// x [rows, n], rows `stride` apart, and asked [ASKED, rows] -> ids and `finite` [rows], told [TOLD, rows]. A row whose
+// largest number is not finite has what tandem_first_largest says. Returns 0, or 1 without memory.
 int tandem_draw(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t few, const double *asked, int32_t *ids,
                 uint8_t *finite, double *told, int threads) {
     const int64_t groups = (n + GROUP - 1) / GROUP;
