@@ -13,6 +13,7 @@
 static int by_second_cache;
 __attribute__((constructor)) static void look_at_processor(void) {
     unsigned a = 0, b, c, d;
+    __builtin_cpu_init();
     __get_cpuid(1, &a, &b, &c, &d);
     const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
     by_second_cache = !(__builtin_cpu_is("amd") && family >= ZEN_5);
