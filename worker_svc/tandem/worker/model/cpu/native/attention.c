@@ -426,9 +426,9 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          scale,
                          cap,
                          sinks,
-                         wide_by_second_cache() ? INTO_SECOND
-                         : count == 1           ? INTO_FIRST_ONLY
-                                                : INTO_FIRST};
+                         by_second_cache() ? INTO_SECOND
+                         : count == 1      ? INTO_FIRST_ONLY
+                                           : INTO_FIRST};
     const int64_t rows = most * group, pieces = kv_heads * shares;
     int64_t stretches = 0;
     for (int64_t n = 0; n < count; n++)

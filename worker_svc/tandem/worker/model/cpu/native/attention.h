@@ -190,9 +190,6 @@ typedef struct {
 extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8;
 int wide_fp8_is_there(void), wide_twos_is_there(void), wide_twos_fp8_is_there(void);
 
-// Whether these read quicker by what is asked for into the second cache.
-int wide_by_second_cache(void);
-
 // clang-format off
 #define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \
     for (int64_t row = 0; row < COUNT;) {                                                                              \

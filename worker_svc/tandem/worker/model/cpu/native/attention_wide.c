@@ -1,24 +1,7 @@
 // Attention over pages by AVX-512 with VNNI: what attention.c does, 16 numbers at once. A score's sum runs over 16 lanes,
 // so the bits are others. Digits: attention_wide_digits.c.
 
-#include <cpuid.h>
-
 #include "attention.h"
-
-#define ZEN_5 26  // AMD's family
-
-// Zen 4 reads keys and values from memory 1.15 to 1.4 times as quickly by way of its second cache, Zen 5 0.85 times
-// (benchmarks/pages/long_contexts.md). Others were not measured: most have fewer lines on their way to the first cache
-// than to the second.
-static int by_second_cache;
-__attribute__((constructor)) static void look_at_processor(void) {
-    unsigned a = 0, b, c, d;
-    __builtin_cpu_init();
-    __get_cpuid(1, &a, &b, &c, &d);
-    const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
-    by_second_cache = !(__builtin_cpu_is("amd") && family >= ZEN_5);
-}
-int wide_by_second_cache(void) { return by_second_cache; }
 
 // From here on, for such processors only. What may hold such instructions begins with `wide_attention`.
 #ifdef __clang__

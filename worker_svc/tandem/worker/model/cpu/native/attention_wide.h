@@ -6,7 +6,7 @@
 
 // What is read next is asked for SOON bytes before it is read: first the rest of these keys or values, then the
 // beginning of those that follow. Into the first cache, past the others where one block of queries looks at them; or
-// into the second one, on processors that have more lines on their way to that (`wide_by_second_cache`).
+// into the second one, on processors that have more lines on their way to that (`by_second_cache`).
 #define SOON 8192
 
 typedef struct {

@@ -163,13 +163,14 @@ INLINE Weights weights_at(const int way, const uint8_t *w) {
 
 // Adds steps of bf16 for a single row, one panel of a step after the other: memory gives most where it is read byte for
 // byte. From two rows on the order below is no slower.
-INLINE void row_sums(const float *numbers, const uint8_t *w, int64_t steps, __m512 *sum) {
+INLINE void row_sums(const int second, const float *numbers, const uint8_t *w, int64_t steps, __m512 *sum) {
     for (int64_t step = 0; step < steps; step++, w += WEIGHT_BYTES(BY_TWOS), numbers += READS(BY_TWOS))
         for (int panel = 0; panel < 2; panel++)
 #pragma GCC unroll 16
             for (int i = 0; i < READS(BY_TWOS); i++) {
                 const uint8_t *here = w + 1024 * panel + 64 * i;
-                _mm_prefetch((const char *)here + 4096, _MM_HINT_T0);
+                if (second) _mm_prefetch((const char *)here + 4096, _MM_HINT_T1);
+                else _mm_prefetch((const char *)here + 4096, _MM_HINT_T0);
                 sum[panel] = _mm512_dpbf16_ps(sum[panel], (__m512bh)_mm512_set1_ps(numbers[i]),
                                               (__m512bh)_mm512_loadu_si512(here));
             }
@@ -187,7 +188,11 @@ INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w,
     }
     const int reads = READS(way), inputs = way == BY_SHIFTS ? 2 : 1;  // numbers of a row for a read
     const int alone = way == BY_TWOS && rows == 1;
-    if (alone) row_sums((const float *)x + first * reads, w + first * WEIGHT_BYTES(way), last - first, sum[0]);
+    if (alone) {
+        const float *numbers = (const float *)x + first * reads;
+        if (by_second_cache()) row_sums(1, numbers, w + first * WEIGHT_BYTES(way), last - first, sum[0]);
+        else row_sums(0, numbers, w + first * WEIGHT_BYTES(way), last - first, sum[0]);
+    }
     for (int64_t step = first; !alone && step < last; step++) {
         const uint8_t *here = w + step * WEIGHT_BYTES(way);
         if (rows > 1 && step < first + rows) {
