@@ -11,7 +11,8 @@ The stages, in llama.cpp's default order; a stage runs only if some row uses it:
 
 llama.cpp had tail_free_z there until it removed it; it never had top_a, which stands beside its like.
 
-Filters work on the few hundred largest logits of a row (`ordered.py`) and on its whole vocabulary only where these do
+On a CPU, rows that ask for what most ask for are drawn by one compiled call (`on_cpu.py`). Else
+filters work on the few hundred largest logits of a row (`ordered.py`) and on its whole vocabulary only where these do
 not decide. Every operation is row-wise, and sums over the vocabulary are added in an order of their own (`sums.py`):
 a row's token does not depend on its company. A draw depends on (seed, position) alone, so that a request draws the
 same wherever it runs; mirostat and adaptive_p alone keep a state, in the table.

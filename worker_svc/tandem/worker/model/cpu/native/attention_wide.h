@@ -48,8 +48,8 @@ INLINE void ask_soon_for(Soon *soon, const int64_t step) {
 
 INLINE void ask_soon(Soon *soon) { ask_soon_for(soon, soon->step); }
 
-// One line at a time, while something else is computed, and where it stands. Whoever else reads it: a third choice would
-// cost more.
+// One line at a time, while something else is computed, and where it stands. INTO_FIRST goes past the other caches here
+// too: a third choice would cost more.
 #define ASK_LINE(HINT, AT) __asm__ volatile("prefetch" HINT " %0" : : "m"(*(const char *)(AT)))
 INLINE void ask_line(const void *at, int into) {
     if (into == INTO_SECOND) ASK_LINE("t1", at);
@@ -75,6 +75,7 @@ INLINE Spread spread_over(Soon *soon, int64_t bytes, const void *now) {
 }
 
 INLINE void ask_next(Spread *ahead) {
+    // One branch for both lines.
     if (ahead->into == INTO_SECOND) {
         ASK_LINE("t1", ahead->next);
         ASK_LINE("t1", ahead->again);

@@ -222,13 +222,12 @@ static void keep(Row *row, Kept *kept, float low, int64_t few) {
 
 static void draw_row(Row *row, int64_t few, const double *asked, int64_t apart, int32_t *id, uint8_t *finite,
                      double *told) {
-    told[LOW * apart] = told[HIGH * apart] = row->x[0], told[TOTAL * apart] = 1;
-    *finite = (uint8_t)survey(row);
-    if (!*finite || asked[TEMPERATURE * apart] <= 0) {
+    if (asked[TEMPERATURE * apart] <= 0 || !survey(row)) {
         tandem_first_largest(row->x, 1, row->n, row->n, id, finite);
-        told[LOW * apart] = told[HIGH * apart] = row->x[*id];
+        told[LOW * apart] = told[HIGH * apart] = row->x[*id], told[TOTAL * apart] = 1;
         return;
     }
+    *finite = 1;
     const double sigma = asked[SIGMA * apart], count = asked[COUNT * apart], mass = asked[MASS * apart];
     const double share = asked[SHARE * apart], temperature = asked[TEMPERATURE * apart];
     Kept kept = {-INFINITY, 0, few < row->n && row->possible >= few, 0};
