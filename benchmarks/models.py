@@ -15,11 +15,13 @@ Ours is the whole engine in process: pages, scheduler and sampler included. llam
 through llama-cpp-python with the interpreter of `--llama-cpp-python`, with the same prompts, each followed by the ids
 that are likeliest; without it, its columns stay empty. vLLM is its
 engine in process, compiled, with the same shape in bf16 and weights of its own (`--vllm`, an interpreter that has its
-CPU build). mistral.rs is its `Runner` with the same file, its scheduler, sampler and streams of text included. Files
-lie in a temporary folder and are removed, unless `--folder` keeps them for the next run.
+CPU build). ik_llama.cpp is its `llama_decode`, of a checkout whose shared libraries are in `build`, with weights as they
+are stored and interleaved while they are loaded. mistral.rs is its `Runner` with the same file, its scheduler, sampler
+and streams of text included. Files lie in a temporary folder and are removed, unless `--folder` keeps them for the next
+run.
 
-    python benchmarks/models.py [--llama-cpp-python PATH] [--vllm PATH] [--mistralrs PATH] [--shapes llama-1b ...|all]
-                                [--kinds BF16 Q8_0 Q4_0]
+    python benchmarks/models.py [--llama-cpp-python PATH] [--vllm PATH] [--mistralrs PATH] [--ik-llama-cpp FOLDER]
+                                [--shapes llama-1b ...|all] [--kinds BF16 Q8_0 Q4_0]
 
 Shapes (`shapes.py`) are those of published models, less most of their layers where these are many; all vocabularies are
 cut to 32,000. `--add` keeps what the result file of today has of other shapes and kinds.
@@ -43,7 +45,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import HOMES, save, saved_today
-from benchmarks.peer_engines import LLAMA_CPP, MISTRALRS, VLLM, VLLM_CPU, prompt
+from benchmarks.peer_engines import IK_LLAMA, LLAMA_CPP, MISTRALRS, VLLM, VLLM_CPU, compile_ik_llama, prompt
 from benchmarks.random_gguf import write_config, write_gguf
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Ended, Side
@@ -115,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
     parser.add_argument("--vllm", default="", metavar="PATH", help="an interpreter that has vLLM's CPU build; for BF16")
+    parser.add_argument("--ik-llama-cpp", default="", metavar="FOLDER", help="a checkout with its build")
     parser.add_argument("--mistralrs", default="", metavar="PATH", help="an interpreter that has mistralrs")
     parser.add_argument("--tree", default="", help="another checkout, whose engine is measured too, as `other`")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["BF16", "Q8_0", "Q4_0"])
@@ -160,6 +163,10 @@ def main() -> None:
             commands = {"tandem": (own, ENGINE)}
             if options.llama_cpp_python:
                 commands["llama.cpp"] = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers], {}
+            if options.ik_llama_cpp:
+                library = compile_ik_llama(Path(options.ik_llama_cpp), Path(temporary))
+                for side, way in (("ik_llama.cpp", "as stored"), ("ik_llama.cpp, repacked", "repacked")):
+                    commands[side] = [sys.executable, "-c", IK_LLAMA, str(path), *numbers, str(library), way], {}
             if options.mistralrs:
                 told = {"RAYON_NUM_THREADS": numbers[0]}
                 commands["mistralrs"] = [options.mistralrs, "-c", MISTRALRS, str(path), *numbers], told
@@ -184,7 +191,7 @@ def main() -> None:
             if isinstance(ours, dict) and isinstance(other, dict):
                 print(f"  greedy ids that are llama.cpp's: {answer['greedy']} of {ALIKE}")
                 answer["ratio"] = ratios(ours, other)
-            for peer in ("vllm", "mistralrs", "other"):
+            for peer in ("vllm", "ik_llama.cpp", "ik_llama.cpp, repacked", "mistralrs", "other"):
                 if isinstance(ours, dict) and isinstance(found := answer.get(peer), dict):
                     answer[f"ratio to {peer}"] = beside = ratios(ours, found)
                     print(f"  beside {peer}: {', '.join(f'{what} {ratio:.2f}' for what, ratio in beside.items())}")

@@ -7,6 +7,8 @@ likeliest after each of some ids.
 """
 
 import inspect
+import subprocess
+from pathlib import Path
 
 from benchmarks.sides import SERVE
 
@@ -16,6 +18,30 @@ def prompt(sequence: int, length: int) -> list[int]:
     a step then reads fewer."""
     return [3 + 7919 * (place + 1000 * sequence) % 31000 for place in range(length)]
 
+
+# What is measured of both llama.cpp and ik_llama.cpp, by `run`, `clear` and `likeliest`, which scripts define before.
+_DECODES = """
+def begin(sequence, length):
+    return run([(token, i, sequence, i == length - 1) for i, token in enumerate(prompt(sequence, length))])
+def greedy(ids):
+    clear()
+    run([(token, place, 0, 1) for place, token in enumerate(ids)])
+    return [likeliest(place) for place in range(len(ids))]
+def prefill(length):
+    clear()
+    return begin(0, length)
+def decode(batch, context, steps):
+    clear()
+    tokens, seconds = [], []
+    for s in range(batch):
+        begin(s, context)
+        tokens.append(likeliest(context - 1))
+    for n in range(steps):
+        seconds.append(run([(tokens[s], context + n, s, 1) for s in range(batch)]))
+        tokens = [likeliest(s) for s in range(batch)]
+    return seconds
+serve({"greedy": greedy, "prefill": prefill, "decode": decode})
+"""
 
 LLAMA_CPP = (
     f"{SERVE}{inspect.getsource(prompt)}"
@@ -51,28 +77,49 @@ def clear():
     l.llama_memory_clear(l.llama_get_memory(ctx), True)
 def likeliest(row):
     return int(np.ctypeslib.as_array(l.llama_get_logits_ith(ctx, row), (words,)).argmax())
-def begin(sequence, length):
-    return run([(token, i, sequence, i == length - 1) for i, token in enumerate(prompt(sequence, length))])
-def greedy(ids):
-    clear()
-    run([(token, place, 0, 1) for place, token in enumerate(ids)])
-    return [likeliest(place) for place in range(len(ids))]
-def prefill(length):
-    clear()
-    return begin(0, length)
-def decode(batch, context, steps):
-    clear()
-    tokens, seconds = [], []
-    for s in range(batch):
-        begin(s, context)
-        tokens.append(likeliest(context - 1))
-    for n in range(steps):
-        seconds.append(run([(tokens[s], context + n, s, 1) for s in range(batch)]))
-        tokens = [likeliest(s) for s in range(batch)]
-    return seconds
-serve({"greedy": greedy, "prefill": prefill, "decode": decode})
 """
+    f"{_DECODES}"
 )
+
+# By way of `ik_llama.c`, compiled with its checkout's build (-DBUILD_SHARED_LIBS=ON); "repacked": its option -rtr.
+IK_LLAMA = (
+    f"{SERVE}{inspect.getsource(prompt)}"
+    """
+import ctypes, time
+import numpy as np
+path, clock = sys.argv[1], getattr(time, sys.argv[6])
+threads, longest, together, most = map(int, sys.argv[2:6])
+library = ctypes.CDLL(sys.argv[7])
+library.ik_open.restype = ctypes.c_void_p
+engine = ctypes.c_void_p(library.ik_open(path.encode(), threads, longest, together, most, sys.argv[8] == "repacked"))
+assert engine, "ik_llama.cpp does not load it"
+def run(rows):
+    columns = np.ascontiguousarray(np.array(rows, np.int32).T)
+    began = clock()
+    failed = library.ik_run(engine, len(rows), *(column.ctypes.data_as(ctypes.c_void_p) for column in columns))
+    seconds = clock() - began
+    assert not failed and likeliest(len(rows) - 1) >= 0
+    return seconds
+def clear():
+    library.ik_clear(engine)
+def likeliest(row):
+    return library.ik_likeliest(engine, row)
+"""
+    f"{_DECODES}"
+)
+
+
+def compile_ik_llama(checkout: Path, folder: Path) -> Path:
+    """Returns the library that IK_LLAMA loads, made in `folder`."""
+    library = folder / "ik_llama.so"
+    homes = [checkout.resolve() / "build" / home for home in ("src", "ggml/src")]
+    command = ["cc", "-O2", "-shared", "-fPIC", str(Path(__file__).with_name("ik_llama.c")), "-o", str(library)]
+    command += [f"-I{checkout / home}" for home in ("include", "ggml/include")]
+    for home, name in zip(homes, ("llama", "ggml"), strict=True):
+        command += [f"-L{home}", f"-Wl,-rpath,{home}", f"-l{name}"]
+    subprocess.run(command, check=True)
+    return library
+
 
 VLLM = (
     f"{SERVE}{inspect.getsource(prompt)}"

@@ -15,6 +15,7 @@ from tandem.worker.engine.sampler.draw import Distribution
 from tandem.worker.engine.sampler.table import Parameters, SamplingTable
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import choice
 from tests.worker_svc.model.test_largest import kinds
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled library")
@@ -99,7 +100,7 @@ def test_ids_are_drawn_as_often_as_they_weigh(sampling: Sampling) -> None:
     rows = logits.expand(draws, size)
     uniforms = (np.arange(draws) + 0.5) / draws
     asked = parameters_of([sampling] * draws)
-    drawn = native.draw(
+    drawn = choice.draw(
         rows,
         np.maximum(asked["temperature"], 1e-30),
         uniforms,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import choice
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled library")
 
@@ -42,16 +43,16 @@ def kinds(rows: int, size: int) -> dict[str, torch.Tensor]:
 def test_the_largest_come_in_order_and_equal_ones_by_their_places(size: int) -> None:
     for name, x in kinds(3, size).items():
         for count in {1, min(2, size), min(40, size), min(512, size)}:
-            values, places = native.largest(x, count)
+            values, places = choice.largest(x, count)
             wanted, where = expected(x, count)
             assert torch.equal(values, wanted) and torch.equal(places, where), (name, count)
 
 
 def test_a_row_has_the_same_alone_and_in_company() -> None:
     x = torch.cat(list(kinds(2, 20_000).values()))
-    values, places = native.largest(x, 512)
+    values, places = choice.largest(x, 512)
     for row in range(len(x)):
-        alone = native.largest(x[row : row + 1], 512)
+        alone = choice.largest(x[row : row + 1], 512)
         assert torch.equal(alone[0][0], values[row]) and torch.equal(alone[1][0], places[row])
 
 
@@ -67,6 +68,6 @@ def test_the_first_largest_is_numpys_also_of_rows_that_lie_apart(size: int) -> N
     wide[:, :size] = x
     expected_places = x.numpy().argmax(axis=-1)
     for given in (x, wide[:, :size]):
-        places, finite = native.first_largest(given, len(given))
+        places, finite = choice.first_largest(given, len(given))
         assert places.tolist() == expected_places.tolist()
         assert finite.tolist() == np.isfinite(x.numpy()[np.arange(len(x)), expected_places]).tolist()

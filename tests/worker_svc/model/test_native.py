@@ -174,7 +174,7 @@ def test_wide_registers_change_no_bit(kind: Quantization) -> None:
     )
     for dtype, (rows, columns) in zip(dtypes, ((100, 1300), (33, 64), (3, 20), (40, 600)), strict=False):
         weight = stored(random_matrix(kind, rows, columns, dtype))
-        for count in (*range(1, 18), 40):
+        for count in (*range(1, 18), 40, 95, 96, 103, 131):
             x = random_rows(count, columns)
             x[0, -1] = float("inf") if count % 3 else 1.0
             wide = weight(x)

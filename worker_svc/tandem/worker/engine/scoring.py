@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.worker.engine.sampler.logprobs import alternatives, chosen_logprobs
+from tandem.worker.engine.sampler.logprobs import Told, report
 from tandem.worker.engine.sampler.rows import Alternatives
 from tandem.worker.engine.scheduler import Chunk
 
@@ -51,11 +51,7 @@ def _score(chunk: Chunk, logits: torch.Tensor) -> PromptScores:
     first = max(chunk.start + 1, request.scored)
     end = min(chunk.start + 1 + chunk.length, request.prompt_tokens)
     rows = logits[first - 1 - chunk.start : end - 1 - chunk.start]
-    ids = torch.from_numpy(request.tokens[first:end].astype(np.int64)).to(logits.device)
-    logprobs = torch.log_softmax(rows.float(), dim=-1)
+    ids = request.tokens[first:end].astype(np.int32)
     request.scored = end
-    return PromptScores(
-        request.number,
-        *chosen_logprobs(logprobs, ids),
-        alternatives(logprobs, [request.logprobs] * len(ids)),
-    )
+    every = np.arange(len(ids))
+    return PromptScores(request.number, *report(Told(every, rows, every), ids, [request.logprobs] * len(ids)))

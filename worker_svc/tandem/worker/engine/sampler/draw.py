@@ -55,10 +55,15 @@ class Distribution:
     def _columns(self) -> tuple[torch.Tensor, ...]:
         return self.low, self.high, self.temperature, self.mass, self.aim, self.aimed_mass
 
+    @property
+    def aims(self) -> torch.Tensor:
+        """Tells which rows aim at a probability, `[rows]` bool."""
+        return ~self.aim.isnan()
+
     def logprobs(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the logprobs of every token: `[rows, vocabulary] -> [rows, vocabulary]` float32."""
         values = self._before_aiming(logits)
-        aims = ~self.aim.isnan()
+        aims = self.aims
         if bool(aims.any()):
             weights = log_weights(values[aims].double(), self.aim[aims]) - self.aimed_mass[aims].log().unsqueeze(1)
             values[aims] = weights.float()

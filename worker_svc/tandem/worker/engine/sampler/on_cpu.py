@@ -17,6 +17,7 @@ from tandem.worker.engine.sampler.draw import Distribution
 from tandem.worker.engine.sampler.table import Parameters
 from tandem.worker.engine.sampler.temperature import COLDEST
 from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import choice
 
 
 def serves(logits: torch.Tensor, parameters: Parameters) -> npt.NDArray[np.bool_]:
@@ -27,9 +28,9 @@ def serves(logits: torch.Tensor, parameters: Parameters) -> npt.NDArray[np.bool_
     return simple
 
 
-def draw(logits: torch.Tensor, parameters: Parameters, positions: npt.NDArray[np.int64]) -> native.Draw:
+def draw(logits: torch.Tensor, parameters: Parameters, positions: npt.NDArray[np.int64]) -> choice.Draw:
     """Draws a token of each row of `logits` `[>= rows, vocabulary]`, all of which are served."""
-    return native.draw(
+    return choice.draw(
         logits,
         np.where(parameters["greedy"], 0.0, np.maximum(parameters["temperature"], COLDEST)),
         uniform(parameters["seed"], positions.astype(np.uint64)),
@@ -44,8 +45,13 @@ def draw(logits: torch.Tensor, parameters: Parameters, positions: npt.NDArray[np
 def draw_from(
     logits: torch.Tensor, parameters: Parameters, positions: npt.NDArray[np.int64]
 ) -> tuple[torch.Tensor, Distribution]:
-    """The same, with what each is drawn from; no row is greedy."""
+    """The same, with what each is drawn from."""
     drawn = draw(logits, parameters, positions)
+    return torch.from_numpy(drawn.ids.astype(np.int64)), distribution(drawn, parameters)
+
+
+def distribution(drawn: choice.Draw, parameters: Parameters) -> Distribution:
+    """Returns what each row was drawn from."""
     temperature = torch.from_numpy(np.maximum(parameters["temperature"], COLDEST))
     low, high, total = map(torch.from_numpy, (drawn.low, drawn.high, drawn.total))
-    return torch.from_numpy(drawn.ids.astype(np.int64)), Distribution.plain(low, high, temperature, total)
+    return Distribution.plain(low, high, temperature, total)

@@ -15,6 +15,7 @@ import torch
 
 from tandem.worker.engine.sampler.sums import row_sums
 from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import choice
 
 CANDIDATES = 512
 _GROUP = 32  # the largest of so many logits stands for them while candidates are looked for
@@ -143,7 +144,7 @@ def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the CANDIDATES largest of each row (or all, where there are fewer) in descending order, and their ids."""
     rows, vocabulary = logits.shape
     if logits.device.type == "cpu" and native.available():
-        return native.largest(logits, min(CANDIDATES, vocabulary))
+        return choice.largest(logits, min(CANDIDATES, vocabulary))
     groups = vocabulary // _GROUP
     if groups <= 2 * CANDIDATES:
         values, ids = logits.topk(min(CANDIDATES, vocabulary), dim=-1)

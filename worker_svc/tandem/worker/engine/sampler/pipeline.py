@@ -30,13 +30,14 @@ from tandem.worker.engine.sampler.constraints import constrain
 from tandem.worker.engine.sampler.draw import Distribution, draw_aimed, draw_kept, draw_wide, has_kernel
 from tandem.worker.engine.sampler.dry import penalize_continuations
 from tandem.worker.engine.sampler.filters import CHAIN, Filter
-from tandem.worker.engine.sampler.logprobs import alternatives, chosen_logprobs
+from tandem.worker.engine.sampler.logprobs import Told, report
 from tandem.worker.engine.sampler.ordered import Ordered, candidates, in_order
 from tandem.worker.engine.sampler.penalties import penalize
 from tandem.worker.engine.sampler.rows import Alternatives, Rows, Sampled
 from tandem.worker.engine.sampler.table import Parameters, SamplingTable, column
 from tandem.worker.engine.sampler.temperature import COLDEST, effective
 from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import choice
 
 _BLOCK = 1 << 20  # logits that are ordered as a whole at once
 
@@ -47,13 +48,21 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
     count = len(rows)
     logits = logits[:count]
     parameters = table.gather(rows.requests) if parameters is None else parameters
-    wanted = np.flatnonzero(parameters["reports"])
+    reported = np.flatnonzero(parameters["reports"])
     changed = bool(changes_logits(rows, parameters).any())
-    if not (changed or wanted.size) and on_cpu.serves(logits, parameters).all():
+    raw, processed = _kinds_of_logprobs(rows, reported)
+    told = [Told(raw, logits, raw)]
+    if not changed and on_cpu.serves(logits, parameters).all():
         drawn_here = on_cpu.draw(logits, parameters, rows.positions)
-        return Sampled.unreported(drawn_here.ids, drawn_here.finite)
-    raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
-    raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
+        if not reported.size:
+            return Sampled.unreported(drawn_here.ids, drawn_here.finite)
+        result = Sampled.plain(drawn_here.ids, drawn_here.finite, np.ones(count, np.bool_))
+        told.append(Told(processed, logits, processed, on_cpu.distribution(drawn_here, parameters)))
+        return _with_logprobs(result, rows, told)
+    greedy = takes_the_largest(parameters)
+    scaled = ~parameters["temperature_last"] & ~greedy
+    if raw.size and (changed or scaled.any()):
+        told = [Told(raw, logits[torch.from_numpy(raw).to(logits.device)], np.arange(raw.size))]
     largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
     finite = torch.isfinite(largest).cpu().numpy()
 
@@ -65,8 +74,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
     possible = (largest > float("-inf")).cpu().numpy() | ~finite
 
     sound = finite & possible
-    greedy = takes_the_largest(parameters)
-    if (first := np.flatnonzero(sound & ~parameters["temperature_last"] & ~greedy)).size:
+    if (first := np.flatnonzero(sound & scaled)).size:
         _scale(logits, parameters, first)
     ids = torch.zeros(count, dtype=torch.int64, device=logits.device)
     distribution = Distribution.of_largest(largest)
@@ -80,21 +88,17 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
         _learn(logits, ids, distribution, parameters, table, drawn)
 
     result = Sampled.plain(ids.cpu().numpy().astype(np.int32), finite, possible)
-    if wanted.size:
-        processed = sorted(set(wanted.tolist()) - set(raw))
-        parts = [(raw, raw_logprobs)] if raw_logprobs is not None else []
-        if processed:
-            places = torch.tensor(processed, device=logits.device)
-            parts.append((processed, distribution.select(places).logprobs(logits[places])))
-        _report(result, rows, ids, parts)
-    return result
+    if processed.size:
+        aims = distribution.aims.cpu().numpy()[processed]  # apart: a row is told of alike in any company
+        told += [Told(of, logits, of, distribution) for of in (processed[~aims], processed[aims])]
+    return _with_logprobs(result, rows, told)
 
 
 def largest(logits: torch.Tensor, rows: int) -> Sampled:
     """Returns the tokens of the first rows on a CPU, which just take the largest (`SamplingTable.take_the_largest`): a
     step of a small model takes little longer than a few calls to torch."""
     if native.available() and logits.dtype == torch.float32:
-        return Sampled.unreported(*native.first_largest(logits, rows))
+        return Sampled.unreported(*choice.first_largest(logits, rows))
     numbers = logits[:rows].float().numpy()
     places = numbers.argmax(axis=-1)
     finite = np.isfinite(numbers[np.arange(rows), places])  # the first NaN of a row counts as the largest
@@ -253,20 +257,33 @@ def _learn(
             table.set_state(parameters["slot"][rows], moved(parameters[rows], logprobs.cpu().numpy()))
 
 
-def _report(result: Sampled, rows: Rows, ids: torch.Tensor, parts: list[tuple[list[int], torch.Tensor]]) -> None:
-    """Fills in the logprobs: `parts` are rows and the logprobs of their whole vocabulary."""
+def _kinds_of_logprobs(
+    rows: Rows, reported: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns those of the reported rows that tell the model's own logprobs, and those that tell them after all
+    stages."""
+    processed = np.array([rows.requests[row].logprobs.processed for row in reported.tolist()], np.bool_)
+    return reported[~processed], reported[processed]
+
+
+def _with_logprobs(result: Sampled, rows: Rows, told: list[Told]) -> Sampled:
+    """Fills in the logprobs of the rows that tell some."""
     order: list[int] = []
     others: list[Alternatives] = []
-    for places, logprobs in parts:
-        result.logprobs[places], result.ranks[places] = chosen_logprobs(logprobs, ids[places])
-        for values, row in zip(logprobs, places, strict=True):
-            if rows.requests[row].logprobs.whole:
-                result.whole[row] = values.float().cpu().numpy()
-        order.extend(places)
-        others.append(alternatives(logprobs, [rows.requests[row].logprobs for row in places]))
+    for each in told:
+        if not (chosen := each.rows.tolist()):
+            continue
+        options = [rows.requests[row].logprobs for row in chosen]
+        result.logprobs[each.rows], result.ranks[each.rows], more = report(each, result.ids[each.rows], options)
+        for place, row in enumerate(chosen):
+            if options[place].whole:
+                result.whole[row] = each.take(place).logprobs()[0].cpu().numpy()
+        order.extend(chosen)
+        others.append(more)
     joined = Alternatives.joined([*others, Alternatives.nothing(1)])
     if joined.ids.size:
         # Rows that ask for nothing take the empty entry at the end.
-        place = np.full(len(rows), len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        result.alternatives = joined.take(place)
+        entries = np.full(len(rows), len(order), dtype=np.int64)
+        entries[order] = np.arange(len(order))
+        result.alternatives = joined.take(entries)
+    return result

@@ -1,4 +1,5 @@
-"""A CPU's kernels in C: products with plain, int8, int6 and int4 weights (here), and the rest of a layer (`layers.py`).
+"""A CPU's kernels in C: products with plain, int8, int6 and int4 weights (here), the rest of a layer (`layers.py`),
+and what is done with rows of logits (`choice.py`).
 
 A wheel brings them compiled; else the machine's C compiler (`CC`, else cc, gcc or clang) makes them when they are first
 needed, which takes a few seconds; `tandem.common.compiled` says what is loaded. Where there is neither, torch's own
@@ -32,11 +33,6 @@ of a Xeon with AMX that others use too, W `[11264, 2048]`, ours / oneDNN in mill
 
 from __future__ import annotations
 
-import ctypes
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, FLOAT8
@@ -231,74 +227,6 @@ def float8_product(x: torch.Tensor, panels: torch.Tensor, scale: torch.Tensor) -
         torch.get_num_threads(),
     )
     return out
-
-
-def largest(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest of each row of `x [rows, n]` fp32, at most n, in falling order, and their places: each
-    `[rows, count]`. Of equal ones the first are taken, and come first."""
-    x = x.contiguous()
-    rows, n = x.shape
-    values, places = torch.empty((rows, count)), torch.empty((rows, count), dtype=torch.int64)
-    if calls().tandem_largest(
-        x.data_ptr(), rows, n, count, values.data_ptr(), places.data_ptr(), torch.get_num_threads()
-    ):
-        raise MemoryError("no memory to order logits")
-    return values, places
-
-
-def first_largest(x: torch.Tensor, rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Where the largest number of each of the first rows of `x [>= rows, n]` fp32 is, and whether it is finite, both
-    `[rows]`: as numpy's argmax, of equal ones the first, and a NaN before all others. Rows may lie apart."""
-    n, (stride, step) = x.shape[1], x.stride()
-    assert n and step == 1
-    places, finite = (ctypes.c_int32 * rows)(), (ctypes.c_bool * rows)()
-    calls().tandem_first_largest(x.data_ptr(), rows, n, stride, places, finite)
-    return np.frombuffer(memoryview(places), dtype=np.int32), np.frombuffer(memoryview(finite), dtype=np.bool_)
-
-
-class Draw(NamedTuple):
-    """What was drawn of each row of logits, and from what: those from `low` to `high` weigh
-    e^((logit - high) / temperature), `total` together. Each `[rows]`."""
-
-    ids: npt.NDArray[np.int32]
-    finite: npt.NDArray[np.bool_]  # false: the largest logit is not, and the id is where that is
-    low: npt.NDArray[np.float64]
-    high: npt.NDArray[np.float64]
-    total: npt.NDArray[np.float64]
-
-
-def draw(
-    x: torch.Tensor,
-    temperature: npt.NDArray[np.float64],
-    uniforms: npt.NDArray[np.float64],
-    few: int,
-    *,
-    top_n_sigma: npt.NDArray[np.float64],
-    top_k: npt.NDArray[np.int64],
-    top_p: npt.NDArray[np.float64],
-    min_p: npt.NDArray[np.float64],
-) -> Draw:
-    """Draws an id of each row of `x [>= rows, n]` fp32, which may lie apart: all else is `[rows]`, uniforms in [0, 1).
-    Temperature 0 takes the first of the largest; filters come before it, as `sampler/filters.py` has them, and where
-    the first that cuts leaves fewer than `few`, the order is that of falling logits, else that of ids."""
-    rows, n, (stride, step) = len(temperature), x.shape[1], x.stride()
-    assert n and step == 1
-    asked = np.array([temperature, uniforms, top_n_sigma, top_k, top_p, min_p], dtype=np.float64)
-    drawn = Draw(np.empty(rows, np.int32), np.empty(rows, np.bool_), *np.empty((3, rows)))
-    if calls().tandem_draw(
-        x.data_ptr(),
-        rows,
-        n,
-        stride,
-        few,
-        asked.ctypes.data,
-        drawn.ids.ctypes.data,
-        drawn.finite.ctypes.data,
-        drawn.low.ctypes.data,  # of which the others lie behind
-        torch.get_num_threads(),
-    ):
-        raise MemoryError("no memory to draw tokens")
-    return drawn
 
 
 def wide_serves(dtype: torch.dtype) -> bool:

@@ -9,11 +9,7 @@
 // A number in [0, 1) draws what it draws by torch's operations and on a GPU: in the order of ids, or of falling logits
 // where the first filter that cuts has left fewer than `few`.
 
-#include "largest.h"
-
-#include <float.h>
-
-#include "operations.h"
+#include "logits.h"
 
 // What a row is drawn by, a column a row; a number that changes nothing is off.
 enum { TEMPERATURE, UNIFORM, SIGMA, COUNT, MASS, SHARE, ASKED };
@@ -21,51 +17,6 @@ enum { TEMPERATURE, UNIFORM, SIGMA, COUNT, MASS, SHARE, ASKED };
 // What a row is drawn from, a column a row: logits from LOW to HIGH weigh e^((logit - HIGH) / temperature), and TOTAL
 // together.
 enum { LOW, HIGH, TOTAL, TOLD };
-
-typedef struct {
-    const float *x;
-    int64_t n, groups, possible;  // possible: those that are not -inf
-    float *maxima;                // [groups]
-    double *sums;                 // [groups]
-    Found *found;                 // [n]
-    Found *room;                  // [few]
-    float *weights;               // [n]
-    float top;
-    float last[GROUP];  // of the row, filled up
-} Row;
-
-INLINE const float *group_of(const Row *row, int64_t g) { return g < row->n / GROUP ? row->x + g * GROUP : row->last; }
-
-// Takes the maxima of all groups, and counts what is possible; returns whether the largest is a number, and finite.
-static int survey(Row *row) {
-    for (int64_t i = 0; i < GROUP; i++) {
-        const int64_t place = row->n / GROUP * GROUP + i;
-        row->last[i] = place < row->n ? row->x[place] : -INFINITY;
-    }
-    const __m256 none = _mm256_set1_ps(-INFINITY);
-    __m256 most = none, unordered = _mm256_setzero_ps();
-    __m256i possible = _mm256_setzero_si256();
-    for (int64_t g = 0; g < row->groups; g++) {
-        const float *x = group_of(row, g);
-        const __m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + 8);
-        const __m256 c = _mm256_loadu_ps(x + 16), d = _mm256_loadu_ps(x + 24);
-        for (int k = 0; k < 2; k++) _mm_prefetch((const char *)(x + AHEAD + 16 * k), _MM_HINT_T0);
-        unordered = _mm256_or_ps(unordered, _mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q),  // true where one is a NaN
-                                                         _mm256_cmp_ps(c, d, _CMP_UNORD_Q)));
-        const __m256 all = _mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d));
-        most = _mm256_max_ps(most, all);
-        row->maxima[g] = largest_of_eight(all);
-#define COUNT_OF(V) possible = _mm256_sub_epi32(possible, _mm256_castps_si256(_mm256_cmp_ps(V, none, _CMP_GT_OQ)))
-        COUNT_OF(a), COUNT_OF(b), COUNT_OF(c), COUNT_OF(d);
-#undef COUNT_OF
-    }
-    row->top = largest_of_eight(most);
-    int32_t lanes[8];
-    _mm256_storeu_si256((__m256i *)lanes, possible);
-    row->possible = 0;
-    for (int lane = 0; lane < 8; lane++) row->possible += lanes[lane];
-    return !_mm256_movemask_ps(unordered) && row->top < INFINITY && row->top > -INFINITY;
-}
 
 // The least number of fp32 that is not below `bound`.
 INLINE float from(double bound) {
@@ -84,52 +35,10 @@ static float low_by_sigma(const Row *row, double sigma) {
     return from(row->top - sigma * sqrt(squares / count));
 }
 
-// Finds all that are possible from `low` on; returns how many there are.
-static int64_t find(Row *row, float low) {
-    int64_t there = 0;
-    if (low < -FLT_MAX) low = -FLT_MAX;
-    for (int64_t g = 0; g < row->groups; g++) {
-        if (row->maxima[g] < low) continue;
-        const int64_t end = g * GROUP + GROUP < row->n ? g * GROUP + GROUP : row->n;
-        for (int64_t i = g * GROUP; i < end; i++) {
-            row->found[there].key = key_of(row->x[i]), row->found[there].place = (int32_t)i;
-            there += row->x[i] >= low;
-        }
-    }
-    return there;
-}
-
 // The `count`th largest, and what is equal to it.
 static float low_by_count(Row *row, int64_t count) {
-    float low = -INFINITY;
-    if (row->groups > count) {
-        for (int64_t g = 0; g < row->groups; g++) row->found[g].key = key_of(row->maxima[g]);
-        low = number_of(nth_largest(row->found, row->groups, count));
-    }
-    return number_of(nth_largest(row->found, find(row, low), count));
-}
-
-// e^((x - top) inverse) of eight, those from `low` on.
-INLINE __m256 weights_of(const float *x, __m256 low, __m256 top, __m256 inverse) {
-    const __m256 v = _mm256_loadu_ps(x);
-    const __m256 weight = exponential(_mm256_mul_ps(_mm256_sub_ps(v, top), inverse));
-    return _mm256_and_ps(weight, _mm256_cmp_ps(v, low, _CMP_GE_OQ));
-}
-
-// The weights of all from `low` on, added up: of each group, and of all groups up to it, to `sums`; returns that of all.
-static double weigh(Row *row, float low, double inverse) {
-    const __m256 lows = _mm256_set1_ps(low), tops = _mm256_set1_ps(row->top), by = _mm256_set1_ps((float)inverse);
-    double all = 0;
-    for (int64_t g = 0; g < row->groups; g++) {
-        if (row->maxima[g] >= low) {
-            const float *x = group_of(row, g);
-            const __m256 ab = _mm256_add_ps(weights_of(x, lows, tops, by), weights_of(x + 8, lows, tops, by));
-            const __m256 cd = _mm256_add_ps(weights_of(x + 16, lows, tops, by), weights_of(x + 24, lows, tops, by));
-            all += (double)one_sum(_mm256_add_ps(ab, cd));
-        }
-        row->sums[g] = all;
-    }
-    return all;
+    const int64_t there = find(row, low_of_groups(row, count));
+    return number_of(nth_largest(row->found, there, count));
 }
 
 // Of those from `low` on, the last of the largest ones that have so much of their mass.
@@ -246,13 +155,10 @@ static void draw_row(Row *row, int64_t few, const double *asked, int64_t apart, 
 // largest number is not finite has what tandem_first_largest says. Returns 0, or 1 without memory.
 int tandem_draw(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t few, const double *asked, int32_t *ids,
                 uint8_t *finite, double *told, int threads) {
-    const int64_t groups = (n + GROUP - 1) / GROUP;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (rows > 1 && rows * n > WORTH_THREADS)
     {
-        const size_t sizes[] = {(size_t)groups * sizeof(double), (size_t)(n + GROUP + few) * sizeof(Found),
-                                (size_t)groups * sizeof(float), (size_t)(n + GROUP) * sizeof(float)};
-        char *room = malloc(sizes[0] + sizes[1] + sizes[2] + sizes[3]);
+        char *room = malloc(room_of_row(n, few));
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; r++) {
             if (!room) {
@@ -260,10 +166,7 @@ int tandem_draw(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t
                 failed = 1;
                 continue;
             }
-            Row row = {.x = x + r * stride, .n = n, .groups = groups, .sums = (double *)room};
-            row.found = (Found *)(room + sizes[0]), row.room = row.found + n + GROUP;
-            row.maxima = (float *)(room + sizes[0] + sizes[1]);
-            row.weights = (float *)(room + sizes[0] + sizes[1] + sizes[2]);
+            Row row = row_in(room, x + r * stride, n, few);
             draw_row(&row, few, asked + r, rows, ids + r, finite + r, told + r);
         }
         free(room);

@@ -25,15 +25,8 @@ static void largest_of_row(const float *x, int64_t n, int64_t count, float *valu
             there += key >= bound;
         }
     }
-    const uint32_t least = nth_largest(found, there, count);
-    int64_t ties = count, taken = 0;
-    for (int64_t i = 0; i < there; i++) ties -= found[i].key > least;
-    for (int64_t i = 0; i < there; i++) {
-        if (found[i].key < least || (found[i].key == least && ties-- <= 0)) continue;
-        room[taken++] = found[i];
-    }
-    order(room, count, found);
-    for (int64_t i = 0; i < count; i++) values[i] = number_of(room[i].key), places[i] = room[i].place;
+    take_largest(found, there, count, room);
+    for (int64_t i = 0; i < count; i++) values[i] = number_of(found[i].key), places[i] = found[i].place;
 }
 
 // x [rows, n] -> values and places [rows, count], count <= n; returns 0, or 1 without memory.

@@ -56,6 +56,23 @@ INLINE void order(Found *found, int64_t n, Found *room) {
     }
 }
 
+// Brings the `count` largest, or all, to the beginning, in order: of equal ones those that stand first. `room` has
+// `count`. Returns how many there are.
+INLINE int64_t take_largest(Found *found, int64_t there, int64_t count, Found *room) {
+    if (there > count) {
+        const uint32_t least = nth_largest(found, there, count);
+        int64_t ties = count, taken = 0;
+        for (int64_t i = 0; i < there; i++) ties -= found[i].key > least;
+        for (int64_t i = 0; i < there; i++) {
+            if (found[i].key < least || (found[i].key == least && ties-- <= 0)) continue;
+            found[taken++] = found[i];
+        }
+        there = count;
+    }
+    order(found, there, room);
+    return there;
+}
+
 INLINE float largest_of_eight(__m256 all) {
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));

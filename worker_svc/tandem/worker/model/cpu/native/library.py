@@ -67,6 +67,10 @@ _FUNCTIONS: dict[str, Signature] = {
     "largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2, _NUMBER], ctypes.c_int),
     "first_largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2], None),
     "draw": ([_POINTER, *[_SIZE] * 4, *[_POINTER] * 4, _NUMBER], ctypes.c_int),
+    "report": (
+        [_POINTER, *[_SIZE] * 2, _POINTER, _SIZE, *[_POINTER] * 5, _SIZE, *[_POINTER] * 4, _NUMBER],
+        ctypes.c_int,
+    ),
     "layers": ([_POINTER, _SIZE, *[_POINTER] * 2, _NUMBER, _POINTER], ctypes.c_int),
 }
 
@@ -79,8 +83,8 @@ SOURCES = CSources(
         *("attention_wide_twos.c", "attention_wide_twos_fp8.c"),
         *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c", "beginning.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
-        *("heads.c", "experts.c", "largest.c", "draw.c", "routing.c", "delta_net.c", "mamba.c", "short_convolution.c"),
-        *("selection.c", "selection_wide.c", "team.c"),
+        *("heads.c", "experts.c", "largest.c", "draw.c", "report.c", "routing.c", "delta_net.c", "mamba.c"),
+        *("short_convolution.c", "selection.c", "selection_wide.c", "team.c"),
     ),
     (
         *(
@@ -94,13 +98,14 @@ SOURCES = CSources(
             "gates.h",
             "index_scores.h",
             "largest.h",
+            "logits.h",
             "matrices.h",
             "numbers.h",
             "operations.h",
             "panels_amx.h",
             "quantized.h",
         ),
-        *("quantized_narrow.h", "quantized_wide.h", "recurrence.h", "selection.h", "shares.h", "team.h"),
+        *("quantized_narrow.h", "quantized_many.h", "quantized_wide.h", "recurrence.h", "selection.h", "shares.h", "team.h"),
     ),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.

@@ -57,6 +57,9 @@ INLINE void ask_for_lines(const int rows, const uint8_t *ahead, int64_t first, i
         else _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
 }
 
+// Keeps the compiler from unpacking what comes later first, for which sums go to memory: 1.3 to 1.6 times the time.
+#define ADDED(SUM) __asm__("" : "+v"(SUM))
+
 // Adds one group to the sums of some rows. What is at `ahead` is asked for evenly: a core has so many misses in flight, and
 // is quickest with all of them all the time.
 INLINE void group_sums(const int rows, const int bits, const int means, const int group, __m512i table,
@@ -68,7 +71,10 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
         for (int i = 0; i < group / 4; i++, w += each, at += each, x += rows) {
             ask_for_lines(rows, ahead, at, each);
             const __m512i b = four_inputs(means, table, w);
-            for (int r = 0; r < rows; r++) sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
+            for (int r = 0; r < rows; r++) {
+                sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
+                ADDED(sum[r]);
+            }
         }
         return;
     }
@@ -77,8 +83,10 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
 #pragma GCC unroll 8
         for (int pair = 0; pair < PAIRS(bits); pair++) {
             const __m512i b = two_inputs(bits, means, table, w, pair);
-            for (int r = 0; r < rows; r++)
+            for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_set1_epi32(x[pair * rows + r]), b);
+                if (rows > 1) ADDED(sum[r]);
+            }
         }
     }
 }
@@ -133,7 +141,8 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
         for (; g < end; g++, at += step, w += bytes, x += words * rows) {
             __m512i sum[DIGIT_ROWS];
             if (rows == 1 && step && !as_six) ask_for_lines(1, soon, at * constant, PANEL * constant);
-            for (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(begins ? (int)x_sum[g * rows + r] : 0);
+            for (int r = 0; r < rows; r++)
+                sum[r] = begins ? _mm512_cvttps_epi32(_mm512_set1_ps(x_sum[g * rows + r])) : _mm512_setzero_si512();
             group_sums(rows, bits, means, group, table, w, x, sum, ahead);
             ahead += bytes;
             const __m512 scale =
@@ -152,10 +161,16 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
     for (int r = 0; r < rows; r++) _mm512_storeu_ps(out + r * columns, total[r]);
 }
 
+#include "quantized_many.h"
+
 // Panels from `first` to `last`. Of few tiles of rows, memory decides, and likes one stream best: panels one behind the
 // other, each whole.
 INLINE void panels_that_mean(const int bits, const int means, const int group, const Product *p, int64_t first,
                              int64_t last) {
+    if (p->rows >= MANY) {
+        panels_of_many_rows(bits, means, group, p, first, last);
+        return;
+    }
     const int64_t most = AS_BYTES(bits, means, group) ? DIGIT_ROWS : WIDE_ROWS, bytes = group * PANEL * bits / 8;
     const int whole = p->rows <= FEW * most;
     const int64_t block = whole ? p->groups : BLOCK / group;
