@@ -13,12 +13,11 @@ and of ratios the medians of those within a round.
 
 Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
 through llama-cpp-python with the interpreter of `--llama-cpp-python`, with the same prompts, each followed by the ids
-that are likeliest; without it, its columns stay empty. vLLM is its
-engine in process, compiled, with the same shape in bf16 and weights of its own (`--vllm`, an interpreter that has its
-CPU build). ik_llama.cpp is its `llama_decode`, of a checkout whose shared libraries are in `build`, with weights as they
-are stored and interleaved while they are loaded. mistral.rs is its `Runner` with the same file, its scheduler, sampler
-and streams of text included. Files lie in a temporary folder and are removed, unless `--folder` keeps them for the next
-run.
+that are likeliest; without it, its columns stay empty. vLLM is its engine in process, compiled, with the same shape in
+bf16 and weights of its own (`--vllm`, an interpreter that has its CPU build). ik_llama.cpp is its `llama_decode`, of a
+checkout whose shared libraries are in `build`, with weights as they are stored, and interleaved while they are loaded.
+mistral.rs is its `Runner` with the same file, its scheduler, sampler and streams of text included. Files lie in a
+temporary folder and are removed, unless `--folder` keeps them for the next run.
 
     python benchmarks/models.py [--llama-cpp-python PATH] [--vllm PATH] [--mistralrs PATH] [--ik-llama-cpp FOLDER]
                                 [--shapes llama-1b ...|all] [--kinds BF16 Q8_0 Q4_0]

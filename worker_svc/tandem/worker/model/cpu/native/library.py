@@ -104,8 +104,9 @@ SOURCES = CSources(
             "operations.h",
             "panels_amx.h",
             "quantized.h",
+            "quantized_many.h",
         ),
-        *("quantized_narrow.h", "quantized_many.h", "quantized_wide.h", "recurrence.h", "selection.h", "shares.h", "team.h"),
+        *("quantized_narrow.h", "quantized_wide.h", "recurrence.h", "selection.h", "shares.h", "team.h"),
     ),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.
