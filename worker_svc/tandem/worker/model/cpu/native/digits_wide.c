@@ -1,4 +1,4 @@
-// Products of int8 with digits and small tables by AVX-512 with VNNI (`quantized_wide.h`); see digits.c.
+// Products of int8 with numbers of 4 and 6 bits by AVX-512 with VNNI (`quantized_wide.h`); see digits.c.
 
 #include "quantized.h"
 
@@ -11,8 +11,9 @@
 
 #include "quantized_wide.h"
 
-void wide_digits_panels(const Product *p, int group, int64_t first, int64_t last) {
-    if (p->table && group == SPAN) panels_that_mean(4, SMALL, SPAN, p, first, last);
+void wide_digits_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
+    if (bits == 6) panels_that_mean(6, LESS, SPAN / 2, p, first, last);
+    else if (p->table && group == SPAN) panels_that_mean(4, SMALL, SPAN, p, first, last);
     else if (p->table) panels_that_mean(4, SMALL, SPAN / 2, p, first, last);
     else if (p->less && group == SPAN) panels_that_mean(4, LESS, SPAN, p, first, last);
     else if (p->less) panels_that_mean(4, LESS, SPAN / 2, p, first, last);

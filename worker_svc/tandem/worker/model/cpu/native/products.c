@@ -40,13 +40,23 @@ int tandem_allow_wide(int allowed) {
 
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
     const int less = bits == 6 ? 32 : less_than_digits(group <= SPAN ? table : 0),
-              small = group > SPAN || less ? 0 : small_table(table);
-    const int kind = !takes_int8(bits, group, table)   ? AS_INT16
-                     : wide_allowed && wide_is_there() ? AS_INT8
-                                                       : AS_INT8_TWICE;
-    const int span = (int)(small ? SPAN / 2 : group), raised = less ? less : small ? small : 8;
+              int8 = takes_int8(bits, group, table);
+    const int of_table = int8 && table && !less, wide = wide_allowed && wide_is_there();
+    const int kind = !int8 || !(wide || fits_16_bits(bits, group, table)) ? AS_INT16 : wide ? AS_INT8 : AS_INT8_TWICE;
+    const int span = (int)(of_table ? SPAN / 2 : group), raised = less ? less : of_table ? raise_of(table) : 8;
     const int64_t words = kind == AS_INT8 ? group / 4 : group / 2 + (kind == AS_INT8_TWICE ? group / span : 0);
-    return (Rounding){k, groups, group, groups * words, less, kind, span, raised, less || small, order};
+    return (Rounding){.k = k,
+                      .groups = groups,
+                      .group = group,
+                      .words = groups * words,
+                      .less = less,
+                      .largest = int8 ? LARGEST_INT8 : LARGEST_INT16,
+                      .kind = kind,
+                      .crossed = kind == AS_INT8 && bits == 6,
+                      .span = span,
+                      .raised = raised,
+                      .of_integers = less || of_table,
+                      .order = order};
 }
 
 // 16 integers as words of two int8 twice.
@@ -74,7 +84,7 @@ INLINE float largest_lane(__m256 v) {
 void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
                      int64_t last_place) {
     const int64_t k = how->k, groups = how->groups, group = how->group;
-    const float integers = how->kind != AS_INT16 ? LARGEST_INT8 : 32767.0f;
+    const float integers = how->largest;
     if (how->kind == AS_INT8 && group == SPAN && k == groups * group && !how->order) {
         wide_quantize_spans(x, how, q, scale, sum, first_place, last_place);
         return;
@@ -110,8 +120,9 @@ void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *sca
             const __m256i ab = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
             total = _mm256_add_epi32(total, _mm256_madd_epi16(ab, ones));
             if (how->kind == AS_INT8) {
-                _mm_storeu_si128((__m128i *)to,
-                                 _mm_packs_epi16(_mm256_castsi256_si128(ab), _mm256_extracti128_si256(ab, 1)));
+                const __m128i all = _mm_packs_epi16(_mm256_castsi256_si128(ab), _mm256_extracti128_si256(ab, 1));
+                const __m128i crossed = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+                _mm_storeu_si128((__m128i *)to, how->crossed ? _mm_shuffle_epi8(all, crossed) : all);
                 to += 4;
             } else {
                 if (how->kind == AS_INT8_TWICE) store_twice(to, ab);
@@ -279,15 +290,14 @@ INLINE void quantized_panels(const int bits, const int means, const int group, c
 
 // Panels from `first` to `last`, up to `TOGETHER` of them.
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    const int int8 = takes_int8(bits, group, p->table);
     if (wide_allowed && wide_is_there()) {
-        if (int8) wide_digits_panels(p, group, first, last);
+        if (takes_int8(bits, group, p->table)) wide_digits_panels(p, bits, group, first, last);
         else wide_quantized_panels(p, bits, group, first, last);
         return;
     }
     if (p->rows == 1) single_row_panels(p, bits, group, first, last);
-    else if (int8) digits_panels(p, group, first, last);
-    else BY_INT16_KIND(quantized_panels, bits, p, group, p, first, last)
+    else if (fits_16_bits(bits, group, p->table)) digits_panels(p, group, first, last);
+    else BY_NARROW_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 
 // Rows of a tile, at most.

@@ -67,12 +67,31 @@ INLINE __m128i six_bits(const void *numbers, int64_t at, const int least) {
     return _mm_or_si128(_mm_or_si128(a, b), c);
 }
 
+INLINE int of_bytes(const int16_t *table) {
+    for (int i = 0; i < 16; i++)
+        if (table[i] != (int8_t)table[i]) return 0;
+    return 1;
+}
+
+// How much the numbers of a table are to be raised to be none below 0.
+INLINE int raise_of(const int16_t *table) {
+    int least = 0;
+    for (int i = 0; i < 16; i++)
+        if (table[i] < least) least = table[i];
+    return -least;
+}
+
 #define SPAN 32  // inputs of digits that are added up in 16 bits; of a small table, half of them
 
-// Whether numbers take activations of 8 bits, and not of 16: those of 4 bits that are digits, these less 8, or of a small
-// table, in groups of `SPAN` or less.
+// Whether numbers take activations of 8 bits, and not of 16: those of 4 and 6 bits in groups of `SPAN` or less, unless they
+// stand for larger ones than int8. They are off what they stand for by more than such activations are.
 INLINE int takes_int8(int bits, int64_t group, const int16_t *table) {
-    return bits == 4 && group <= SPAN && (!table || small_table(table));
+    return (bits == 4 || bits == 6) && group <= SPAN && (!table || of_bytes(table));
+}
+
+// Whether products with int8 add up in 16 bits, over a span of inputs: those of digits, these less 8, or a small table.
+INLINE int fits_16_bits(int bits, int64_t group, const int16_t *table) {
+    return bits == 4 && group <= SPAN && (!table || less_than_digits(table) || small_table(table));
 }
 
 // How rows of activations are rounded for a product.
@@ -80,15 +99,18 @@ typedef struct {
     int64_t k, groups, group;
     int64_t words;  // of 32 bits, that a row's integers are
     int less;
-    // Words are two int16; of 8 bits by AVX-512 four int8, by AVX2 two int8 twice, and behind those of each span a word of
-    // twice the int16 that is -`raised` times their sum.
+    float largest;  // integer of a group
+    // Words are two int16; of 8 bits by AVX-512 four int8, by AVX2, where products fit into 16 bits, two int8 twice, and behind
+    // those of each span a word of twice the int16 that is -`raised` times their sum.
     enum { AS_INT16, AS_INT8, AS_INT8_TWICE } kind;
+    int crossed;  // of four int8, the second comes behind the third, as numbers of 6 bits are unpacked
     int span, raised;
     int of_integers;       // whether sums are those of the integers times -`raised`
     const int64_t *order;  // [k], which of a row's numbers comes at each place; 0: that of the place
 } Rounding;
 
 #define LARGEST_INT8 127.0f
+#define LARGEST_INT16 32767.0f
 #define LEAST_LARGEST 1e-30f  // a group's largest number: of less, all are 0
 
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group);
@@ -124,11 +146,11 @@ void single_row_panels(const Product *p, int bits, int group, int64_t first, int
 #define DIGIT_ROWS 12
 void digits_panels(const Product *p, int group, int64_t first, int64_t last);
 
-// By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows; of digits and small tables (digits_wide.c) in tiles of
+// By AVX-512 with VNNI (quantized_wide.c), in tiles of as many rows; of what takes int8 (digits_wide.c) in tiles of
 // `DIGIT_ROWS`.
 #define WIDE_ROWS 8
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
-void wide_digits_panels(const Product *p, int group, int64_t first, int64_t last);
+void wide_digits_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
 // As `quantize_groups` (products.c) has it, whole spans of int8 by AVX-512: the same bits.
 void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first,
@@ -137,7 +159,8 @@ void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float 
 // How many pairs of inputs lie together in a panel, after which the next as many begin.
 #define PAIRS(BITS) ((BITS) == 6 ? 8 : 2)
 
-// What numbers of 4 bits stand for, by `table` and `less` of a product. A small table is one of `small_table`.
+// What numbers of 4 bits stand for, by `table` and `less` of a product. A small table is one of `small_table`; by AVX-512,
+// one of int8.
 enum { DIGITS, TABLE, LESS, SMALL };
 
 // Calls PANELS(bits, meaning, group, ...) with these three as constants. Digits less 8 are a table in larger groups.
@@ -148,20 +171,25 @@ enum { DIGITS, TABLE, LESS, SMALL };
     case 8032: PANELS(8, DIGITS, 32, __VA_ARGS__); break;                                                              \
     case 8064: PANELS(8, DIGITS, 64, __VA_ARGS__); break;                                                              \
     case 8128: PANELS(8, DIGITS, 128, __VA_ARGS__); break;                                                             \
-    case 6016: PANELS(6, LESS, 16, __VA_ARGS__); break;                                                                \
     case 4064: if ((PRODUCT)->table) PANELS(4, TABLE, 64, __VA_ARGS__); else PANELS(4, DIGITS, 64, __VA_ARGS__); break; \
     case 4128: if ((PRODUCT)->table) PANELS(4, TABLE, 128, __VA_ARGS__); else PANELS(4, DIGITS, 128, __VA_ARGS__); break; \
     CASES_OF_DIGITS                                                                                                    \
     }
 #define BY_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                                     \
     SWITCH(BITS, GROUP, PANELS, PRODUCT,                                                                               \
+    case 6016: PANELS(6, LESS, 16, __VA_ARGS__); break;                                                                \
     case 4016: if ((PRODUCT)->table) PANELS(4, TABLE, 16, __VA_ARGS__);                                                \
                else if ((PRODUCT)->less) PANELS(4, LESS, 16, __VA_ARGS__);                                             \
                else PANELS(4, DIGITS, 16, __VA_ARGS__); break;                                                         \
     case 4032: if ((PRODUCT)->table) PANELS(4, TABLE, 32, __VA_ARGS__);                                                \
                else if ((PRODUCT)->less) PANELS(4, LESS, 32, __VA_ARGS__);                                             \
                else PANELS(4, DIGITS, 32, __VA_ARGS__); break;, __VA_ARGS__)
-// The same of what takes int16.
+// The same of what takes int16; and, by AVX2, of what takes int8 as int16.
 #define BY_INT16_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                               \
     SWITCH(BITS, GROUP, PANELS, PRODUCT, case 4032: PANELS(4, TABLE, 32, __VA_ARGS__); break;, __VA_ARGS__)
+#define BY_NARROW_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                              \
+    SWITCH(BITS, GROUP, PANELS, PRODUCT,                                                                               \
+    case 6016: PANELS(6, LESS, 16, __VA_ARGS__); break;                                                                \
+    case 4016: PANELS(4, TABLE, 16, __VA_ARGS__); break;                                                               \
+    case 4032: PANELS(4, TABLE, 32, __VA_ARGS__); break;, __VA_ARGS__)
 // clang-format on

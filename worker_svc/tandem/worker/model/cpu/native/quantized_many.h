@@ -27,12 +27,13 @@ INLINE void unpack(const Product *p, const int bits, const int means, const int 
     __m512i *words = to->words[n];
     for (int64_t i = 0; i < (last - first) * bytes; i += 64) _mm_prefetch((const char *)ahead + i, _MM_HINT_T1);
     if (AS_BYTES(bits, means, group)) {
-        for (int64_t i = 0; i < (last - first) * group / 4; i++, w += 2 * PANEL)
-            words[i] = four_inputs(means, table, w);
+        for (int64_t i = 0; i < (last - first) * group / 4; i += FOURS(bits), w += FOURS(bits) * PANEL * bits / 2)
+#pragma GCC unroll 4
+            for (int four = 0; four < FOURS(bits); four++) words[i + four] = four_inputs(bits, means, table, w, four);
     } else {
-        for (int64_t i = 0; i < (last - first) * group / 2; i += PAIRS(bits), w += PAIRS(bits) * PANEL * bits / 4)
-#pragma GCC unroll 8
-            for (int pair = 0; pair < PAIRS(bits); pair++) words[i + pair] = two_inputs(bits, means, table, w, pair);
+        for (int64_t i = 0; i < (last - first) * group / 2; i += 2, w += PANEL * bits / 2)
+#pragma GCC unroll 2
+            for (int pair = 0; pair < 2; pair++) words[i + pair] = two_inputs(bits, means, table, w, pair);
     }
     Constants by;
     constants(p, group, panel, first, last, &by);

@@ -34,12 +34,6 @@ INLINE __m256 eight(const int half, const void *numbers, int64_t at, __m256 unit
 // Beside DIGITS, TABLE, LESS and SMALL: a table of numbers of 8 bits, as most are.
 enum { BYTES = 4 };
 
-INLINE int of_bytes(const int16_t *table) {
-    for (int i = 0; i < 16; i++)
-        if (table[i] != (int8_t)table[i]) return 0;
-    return 1;
-}
-
 // What 16 codes stand for. `table` has the low bytes of the sixteen numbers, and the high ones, each twice.
 INLINE __m256i decoded(__m256i code, const __m256i table[2]) {
     const __m256i low = _mm256_shuffle_epi8(table[0], _mm256_or_si256(code, _mm256_set1_epi16((short)0x8000)));

@@ -15,26 +15,39 @@
 INLINE __m512i two_inputs(const int bits, const int means, __m512i table, const uint8_t *w, const int pair) {
     const __m256i *from = (const __m256i *)w;
     __m512i b;
-    if (bits == 6) {
-        const __m512i *words = (const __m512i *)w;
-        const __m512i word = _mm512_loadu_si512(words + (pair < 6 ? pair / 2 : pair - 6));
-        if (pair < 6) return _mm512_and_si512(pair % 2 ? _mm512_srli_epi16(word, 6) : word, _mm512_set1_epi16(63));
-        const __m512i third = _mm512_loadu_si512(words + 2);
-        const __m512i upper = pair == 6 ? _mm512_srli_epi16(third, 8) : _mm512_srli_epi16(third, 10);
-        return _mm512_or_si512(_mm512_srli_epi16(word, 12), _mm512_and_si512(upper, _mm512_set1_epi16(48)));
-    }
     if (bits == 8) b = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + pair));
     else if (pair == 0) b = _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), _mm512_set1_epi16(15));
     else b = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), 4);
     return means == TABLE ? _mm512_permutexvar_epi16(b, table) : b;
 }
 
-// Whether numbers of 4 bits are multiplied by vpdpbusd, four of them with as many int8 (`Rounding`).
-#define AS_BYTES(bits, means, group) ((bits) == 4 && (group) <= SPAN && (means) != TABLE)
+// Whether numbers are multiplied by vpdpbusd, four of them with as many int8 (`Rounding`), and how many fours lie together.
+#define AS_BYTES(bits, means, group) ((bits) == 6 || ((bits) == 4 && (group) <= SPAN && (means) != TABLE))
+#define FOURS(bits) ((bits) == 6 ? 4 : 1)
 
-// The four inputs that lie together at w, for 16 columns. Of each column there are the lower 4 bits of two bytes, then the
-// upper ones.
-INLINE __m512i four_inputs(const int means, __m512i table, const uint8_t *w) {
+// (a & mask) | b
+INLINE __m512i masked_or(__m512i a, __m512i mask, __m512i b) { return _mm512_ternarylogic_epi32(a, mask, b, 0xea); }
+
+// Four of the sixteen inputs of 6 bits at w, for 16 columns; see `two_of_six_bits` of quantized_narrow.h. The second comes
+// behind the third.
+INLINE __m512i four_of_six_bits(const uint8_t *w, const int four) {
+    const __m512i *words = (const __m512i *)w, lower = _mm512_set1_epi16(63), upper = _mm512_set1_epi16(63 << 8);
+    if (four < 3) {
+        const __m512i word = _mm512_loadu_si512(words + four);
+        return masked_or(_mm512_slli_epi16(word, 2), upper, _mm512_and_si512(word, lower));
+    }
+    const __m512i first = _mm512_loadu_si512(words), second = _mm512_loadu_si512(words + 1);
+    const __m512i third = _mm512_loadu_si512(words + 2);
+    const __m512i low =
+        masked_or(_mm512_srli_epi16(second, 4), _mm512_set1_epi16(15 << 8), _mm512_srli_epi16(first, 12));
+    const __m512i high = masked_or(_mm512_srli_epi16(third, 8), _mm512_set1_epi16(48), low);
+    return masked_or(_mm512_srli_epi16(third, 2), _mm512_set1_epi16(48 << 8), high);
+}
+
+// One four of the inputs that lie together at w, for 16 columns. Of 4 bits, each column has the lower ones of two bytes,
+// then the upper ones.
+INLINE __m512i four_inputs(const int bits, const int means, __m512i table, const uint8_t *w, const int four) {
+    if (bits == 6) return four_of_six_bits(w, four);
     const __m512i raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w));
     const __m512i low = _mm512_set1_epi8(15);
     const __m512i code = _mm512_ternarylogic_epi32(raw, _mm512_slli_epi32(raw, 12), low, 0xa8);  // (raw | ..) & low
@@ -44,7 +57,7 @@ INLINE __m512i four_inputs(const int means, __m512i table, const uint8_t *w) {
 INLINE __m512i table_of(const Product *p, const int means) {
     if (means == TABLE) return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p->table));
     if (means != SMALL) return _mm512_setzero_si512();
-    const int raised = small_table(p->table);
+    const int raised = raise_of(p->table);
     uint8_t bytes[16];
     for (int i = 0; i < 16; i++) bytes[i] = (uint8_t)(p->table[i] + raised);
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)bytes));
@@ -64,13 +77,13 @@ INLINE void ask_for_lines(const int rows, const uint8_t *ahead, int64_t first, i
 // is quickest with all of them all the time.
 INLINE void group_sums(const int rows, const int bits, const int means, const int group, __m512i table,
                        const uint8_t *w, const int32_t *x, __m512i *sum, const uint8_t *ahead) {
-    const int64_t each = AS_BYTES(bits, means, group) ? 2 * PANEL : PAIRS(bits) * PANEL * bits / 4;
+    const int64_t each = AS_BYTES(bits, means, group) ? FOURS(bits) * PANEL * bits / 2 : PANEL * bits / 2;
     int64_t at = 0;
     if (AS_BYTES(bits, means, group)) {
 #pragma GCC unroll 8
-        for (int i = 0; i < group / 4; i++, w += each, at += each, x += rows) {
-            ask_for_lines(rows, ahead, at, each);
-            const __m512i b = four_inputs(means, table, w);
+        for (int i = 0; i < group / 4; i++, x += rows) {
+            if (i % FOURS(bits) == 0) ask_for_lines(rows, ahead, at, each), at += each;
+            const __m512i b = four_inputs(bits, means, table, w + i / FOURS(bits) * each, i % FOURS(bits));
             for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
                 ADDED(sum[r]);
@@ -78,10 +91,10 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
         }
         return;
     }
-    for (int i = 0; i < group / 2; i += PAIRS(bits), w += each, at += each, x += PAIRS(bits) * rows) {
+    for (int i = 0; i < group / 2; i += 2, w += each, at += each, x += 2 * rows) {
         ask_for_lines(rows, ahead, at, each);
-#pragma GCC unroll 8
-        for (int pair = 0; pair < PAIRS(bits); pair++) {
+#pragma GCC unroll 2
+        for (int pair = 0; pair < 2; pair++) {
             const __m512i b = two_inputs(bits, means, table, w, pair);
             for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_set1_epi32(x[pair * rows + r]), b);
