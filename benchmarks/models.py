@@ -64,6 +64,8 @@ KINDS: dict[str, dict[str, Any]] = {  # of the file -> what our engine is told b
     "Q8_0 as int8 channels": {"quantize": "int8"},
     "Q4_0": {},
     "Q4_K_M": {},
+    "Q6_K": {},
+    "IQ4_NL": {},
     "Q4_0 as int4 groups of 128": {"quantize": "int4", "quantize_group": 128},
 }
 

@@ -139,7 +139,7 @@ def test_kinds_that_compiled_products_alone_know_stay_as_they_are_there(
         whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
         (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
         assert torch.equal(down.rows(torch.arange(256)), plain(torch.eye(512)).t())
-    assert_serves(path, reference, tolerance=1e-3, share=0.05 if compiled and FINE[kind].bits == 4 else None)
+    assert_serves(path, reference, tolerance=1e-3, share=0.05 if compiled and FINE[kind].bits < 8 else None)
 
 
 def test_a_layer_whose_matrices_are_stored_in_two_ways_is_one_call(tmp_path: Path) -> None:
