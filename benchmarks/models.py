@@ -48,12 +48,13 @@ from benchmarks.peer_engines import IK_LLAMA, LLAMA_CPP, MISTRALRS, VLLM, VLLM_C
 from benchmarks.random_gguf import write_config, write_gguf
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Ended, Side
+from tandem.worker.engine.process.child import engine_environment
 
 OWN_ENGINE = Path(__file__).resolve().with_name("own_engine.py")
 OURS = ("tandem", "other")  # sides that tell how quickly memory is read
 PAUSE = 0.3  # seconds after which threads of the one before sleep
 BATCHES = {1: 4, 8: 1, 16: 1}  # sequences of a step, and how many times `--steps` of them are measured
-ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
+ENGINE = engine_environment()
 ALIKE = 24  # ids after which both engines choose the next
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS: dict[str, dict[str, Any]] = {  # of the file -> what our engine is told beside

@@ -61,6 +61,7 @@ WAYS: dict[str, tuple[Sampling, LogprobOptions]] = {
     "typical_p": (Sampling(typical_p=0.9), LogprobOptions()),
     "mirostat 2": (Sampling(mirostat=2), LogprobOptions()),
     "repetition penalty": (Sampling(repetition_penalty=1.1), LogprobOptions()),
+    "temperature, 5 top logprobs": (Sampling(temperature=0.8), LogprobOptions(sampled=True, top=5)),
     "full chain": (FULL, LogprobOptions()),
     "full chain, 5 top logprobs": (FULL, LogprobOptions(sampled=True, top=5)),
 }
