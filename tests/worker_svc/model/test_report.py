@@ -126,3 +126,19 @@ def test_reports_are_those_of_torchs_operations() -> None:
         for name in ("counts", "ids", "ranks"):
             assert np.array_equal(getattr(ours.alternatives, name), getattr(theirs.alternatives, name)), name
         np.testing.assert_allclose(ours.alternatives.logprobs, theirs.alternatives.logprobs, rtol=1e-6, atol=2e-6)
+
+
+def test_the_whole_vocabulary_is_told_by_the_same_numbers() -> None:
+    x = torch.randn(3, 5_000, generator=torch.Generator().manual_seed(4)) * 5
+    x[1, 7], x[2, 9] = float("-inf"), float("nan")
+    ids = tuple(range(0, 5_000, 40))
+    high = x[:, 5].double()  # what is larger was cut
+    warm = Distribution.plain(high - 9, high, torch.full_like(high, 0.7), torch.full_like(high, 2.5))
+    cold = Distribution.plain(high, high, torch.full_like(high, 1e-30), torch.ones_like(high))
+    for drawn_from in (None, warm, cold):
+        told = Told(np.arange(3), x, np.arange(3), drawn_from)
+        report = logprobs.report(told, np.array([7, 7, 7], np.int32), [LogprobOptions(ids=ids)] * 3)
+        for row, others in enumerate(report.alternatives.logprobs.reshape(3, -1)):
+            every = logprobs.whole(told, row)
+            np.testing.assert_array_equal(every[list(ids)], others)
+            np.testing.assert_array_equal(every[7], report.logprobs[row])

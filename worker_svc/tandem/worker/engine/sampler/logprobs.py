@@ -38,8 +38,23 @@ class Told(NamedTuple):
         only = slice(place, place + 1)
         return Told(self.rows[only], self.logits, self.places[only], self.drawn_from)
 
+    @property
+    def compiled(self) -> bool:
+        """Tells whether the compiled library tells of them."""
+        if self.logits.device.type != "cpu" or self.logits.dtype != torch.float32 or not native.available():
+            return False
+        return self.drawn_from is None or not bool(self.drawn_from.aims[torch.from_numpy(self.places)].any())
+
+    @property
+    def by(self) -> npt.NDArray[np.float64] | None:
+        """Returns what the compiled library tells them by, `[4, rows]`."""
+        if (of := self.drawn_from) is None:
+            return None
+        columns: npt.NDArray[np.float64] = torch.stack([of.low, of.high, of.temperature, of.mass]).numpy()
+        return columns[:, self.places]
+
     def logprobs(self) -> torch.Tensor:
-        """Returns those of every token, `[rows, vocabulary]` float32."""
+        """Returns those of every token, by torch, `[rows, vocabulary]` float32."""
         places = torch.from_numpy(self.places).to(self.logits.device)
         if self.drawn_from is None:
             return torch.log_softmax(self.logits[places].float(), dim=-1)
@@ -59,20 +74,28 @@ class Report(NamedTuple):
 def report(told: Told, chosen: npt.NDArray[np.int32], options: Sequence[LogprobOptions]) -> Report:
     """Reports of rows, given the id that was chosen in each, `[rows]`. Either all of them aim at a probability, or none
     does."""
-    logits, of = told.logits, told.drawn_from
-    compiled = logits.device.type == "cpu" and logits.dtype == torch.float32 and native.available()
-    if compiled and (of is None or not bool(of.aims[torch.from_numpy(told.places)].any())):
-        return _compiled(told, chosen, options)
-    return _by_torch(told.logprobs(), chosen, options)
+    return _compiled(told, chosen, options) if told.compiled else _by_torch(told.logprobs(), chosen, options)
+
+
+def whole(told: Told, place: int) -> npt.NDArray[np.float32]:
+    """Returns the logprobs of the whole vocabulary in one of the rows: the same numbers as `report` has."""
+    one = told.take(place)
+    if not one.compiled:
+        return one.logprobs()[0].cpu().numpy()
+    by = one.by
+    found = choice.report(one.logits, one.places, [np.empty(0, np.int32)], np.zeros(1, np.int32), by)
+    (low,), (high,), (temperature,) = ([-np.inf], found.highs, [1.0]) if by is None else by[:3]
+    logits = one.logits[int(one.places[0])].double().numpy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        values: npt.NDArray[np.float32] = ((logits - high) / temperature - found.log_masses[0]).astype(np.float32)
+    values[(logits < low) | (logits > high)] = -np.inf
+    return values
 
 
 def _compiled(told: Told, chosen: npt.NDArray[np.int32], options: Sequence[LogprobOptions]) -> Report:
     tops = np.array([min(each.top, MOST_PROBABLE) for each in options], np.int32)
     ids = [np.array([id_, *each.ids], np.int32) for id_, each in zip(chosen.tolist(), options, strict=True)]
-    by = None
-    if (of := told.drawn_from) is not None:
-        by = torch.stack([of.low, of.high, of.temperature, of.mass]).numpy()[:, told.places]
-    found = choice.report(told.logits, told.places, ids, tops, by)
+    found = choice.report(told.logits, told.places, ids, tops, told.by)
     lengths = np.array([len(each) for each in ids], np.int64)
     firsts = np.cumsum(lengths) - lengths
     asked = np.ones(len(found.logprobs), np.bool_)

@@ -30,7 +30,7 @@ from tandem.worker.engine.sampler.constraints import constrain
 from tandem.worker.engine.sampler.draw import Distribution, draw_aimed, draw_kept, draw_wide, has_kernel
 from tandem.worker.engine.sampler.dry import penalize_continuations
 from tandem.worker.engine.sampler.filters import CHAIN, Filter
-from tandem.worker.engine.sampler.logprobs import Told, report
+from tandem.worker.engine.sampler.logprobs import Told, report, whole
 from tandem.worker.engine.sampler.ordered import Ordered, candidates, in_order
 from tandem.worker.engine.sampler.penalties import penalize
 from tandem.worker.engine.sampler.rows import Alternatives, Rows, Sampled
@@ -277,7 +277,7 @@ def _with_logprobs(result: Sampled, rows: Rows, told: list[Told]) -> Sampled:
         result.logprobs[each.rows], result.ranks[each.rows], more = report(each, result.ids[each.rows], options)
         for place, row in enumerate(chosen):
             if options[place].whole:
-                result.whole[row] = each.take(place).logprobs()[0].cpu().numpy()
+                result.whole[row] = whole(each, place)
         order.extend(chosen)
         others.append(more)
     joined = Alternatives.joined([*others, Alternatives.nothing(1)])

@@ -83,7 +83,8 @@ def draw(
 
 class Report(NamedTuple):
     """What was told of rows of logits: `logprobs` and `ranks` of ids, one row's behind the other's; of the most
-    probable ones, `tops [rows]` of them in each row of the others, `[rows, most]`."""
+    probable ones, `tops [rows]` of them in each row of the others, `[rows, most]`; and, `[rows]` each, the logit whose
+    logprob is -log_mass."""
 
     logprobs: npt.NDArray[np.float32]
     ranks: npt.NDArray[np.int32]
@@ -91,6 +92,8 @@ class Report(NamedTuple):
     top_ids: npt.NDArray[np.int32]
     top_logprobs: npt.NDArray[np.float32]
     top_ranks: npt.NDArray[np.int32]
+    highs: npt.NDArray[np.float64]
+    log_masses: npt.NDArray[np.float64]
 
 
 def report(
@@ -119,6 +122,7 @@ def report(
         np.empty((len(places), most), np.int32),
         np.empty((len(places), most), np.float32),
         np.empty((len(places), most), np.int32),
+        *np.empty((2, len(places))),
     )
     by = None if by is None else np.ascontiguousarray(by)
     if calls().tandem_report(
@@ -137,6 +141,8 @@ def report(
         told.top_ids.ctypes.data,
         told.top_logprobs.ctypes.data,
         told.top_ranks.ctypes.data,
+        told.highs.ctypes.data,
+        told.log_masses.ctypes.data,
         torch.get_num_threads(),
     ):
         raise MemoryError("no memory to tell logprobs")

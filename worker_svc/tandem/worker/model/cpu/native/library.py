@@ -68,7 +68,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "first_largest": ([_POINTER, *[_SIZE] * 3, *[_POINTER] * 2], None),
     "draw": ([_POINTER, *[_SIZE] * 4, *[_POINTER] * 4, _NUMBER], ctypes.c_int),
     "report": (
-        [_POINTER, *[_SIZE] * 2, _POINTER, _SIZE, *[_POINTER] * 5, _SIZE, *[_POINTER] * 4, _NUMBER],
+        [_POINTER, *[_SIZE] * 2, _POINTER, _SIZE, *[_POINTER] * 5, _SIZE, *[_POINTER] * 6, _NUMBER],
         ctypes.c_int,
     ),
     "layers": ([_POINTER, _SIZE, *[_POINTER] * 2, _NUMBER, _POINTER], ctypes.c_int),

@@ -61,11 +61,13 @@ static int64_t most_probable(Told *told, int64_t count, int32_t *ids, float *log
 
 // x [>= rows, n], rows `stride` apart, of which `places` [rows] are meant; by [4, rows], or NULL -> logprobs and ranks of
 // `ids`, those of row r from ends[r] to ends[r + 1]; of the tops[r] most probable, no more than `most`: top_ids,
-// top_logprobs and top_ranks [rows, most], and how many there are of them to `tops`. A row whose largest number is not
-// finite has no most probable ones, and logprobs that are no numbers. Returns 0, or 1 without memory.
+// top_logprobs and top_ranks [rows, most], and how many there are of them to `tops`; `highs` [rows], and the logarithms of
+// the masses [rows]. A row whose largest number is not finite has no most probable ones, and all else of it but ranks is no
+// number. Returns 0, or 1 without memory.
 int tandem_report(const float *x, int64_t n, int64_t stride, const int64_t *places, int64_t rows, const double *by,
                   const int32_t *ids, const int64_t *ends, float *logprobs, int32_t *ranks, int64_t most, int32_t *tops,
-                  int32_t *top_ids, float *top_logprobs, int32_t *top_ranks, int threads) {
+                  int32_t *top_ids, float *top_logprobs, int32_t *top_ranks, double *highs, double *log_masses,
+                  int threads) {
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (rows > 1 && rows * n > WORTH_THREADS)
     {
@@ -86,6 +88,7 @@ int tandem_report(const float *x, int64_t n, int64_t stride, const int64_t *plac
                 told.low = -INFINITY, told.high = told.row.top, told.temperature = 1;
                 told.log_mass = log(weigh(&told.row, -INFINITY, 1));
             }
+            highs[r] = sound ? (double)told.high : NAN, log_masses[r] = sound ? told.log_mass : NAN;
             for (int64_t i = ends[r]; i < ends[r + 1]; i++) {
                 const float logit = told.row.x[ids[i]];
                 logprobs[i] = sound ? logprob(&told, logit) : NAN, ranks[i] = sound ? rank(&told, logit) : 1;
