@@ -84,11 +84,13 @@ def whole(told: Told, place: int) -> npt.NDArray[np.float32]:
         return one.logprobs()[0].cpu().numpy()
     by = one.by
     found = choice.report(one.logits, one.places, [np.empty(0, np.int32)], np.zeros(1, np.int32), by)
-    (low,), (high,), (temperature,) = ([-np.inf], found.highs, [1.0]) if by is None else by[:3]
+    high, log_mass = found.highs[0], found.log_masses[0]  # NaN where the row is broken
+    low, temperature = (-np.inf, 1.0) if by is None else (by[0, 0], by[2, 0])
     logits = one.logits[int(one.places[0])].double().numpy()
     with np.errstate(invalid="ignore", over="ignore"):
-        values: npt.NDArray[np.float32] = ((logits - high) / temperature - found.log_masses[0]).astype(np.float32)
-    values[(logits < low) | (logits > high)] = -np.inf
+        values: npt.NDArray[np.float32] = ((logits - high) / temperature - log_mass).astype(np.float32)
+    if high == high:
+        values[(logits < low) | (logits > high)] = -np.inf
     return values
 
 
