@@ -20,8 +20,8 @@ from tandem.worker.engine.sampler.rows import Alternatives
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.native import choice
 
-# Always so many are looked for: which of several equal tokens are among them may depend on this number, and must not
-# depend on what other rows ask for.
+# Torch always looks for so many: which of several equal tokens are among them may depend on this number, and must not
+# depend on what other rows ask for. Compiled, the first ids are.
 MOST_PROBABLE = int(limits_of(pb.GenerateRequest.DESCRIPTOR)["output.top_logprobs"].high)
 
 

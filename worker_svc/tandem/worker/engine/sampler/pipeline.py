@@ -262,6 +262,8 @@ def _kinds_of_logprobs(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Returns those of the reported rows that tell the model's own logprobs, and those that tell them after all
     stages."""
+    if not reported.size:  # as in most steps
+        return reported, reported
     processed = np.array([rows.requests[row].logprobs.processed for row in reported.tolist()], np.bool_)
     return reported[~processed], reported[processed]
 

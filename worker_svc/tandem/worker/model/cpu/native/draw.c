@@ -151,25 +151,25 @@ static void draw_row(Row *row, int64_t few, const double *asked, int64_t apart, 
     told[LOW * apart] = low, told[HIGH * apart] = row->top;
 }
 
+typedef struct {
+    const float *x;
+    int64_t rows, n, stride, few;
+    const double *asked;
+    int32_t *ids;
+    uint8_t *finite;
+    double *told;
+} Draws;
+
+static void draw_one(const void *of, int64_t r, char *room) {
+    const Draws *d = of;
+    Row row = row_in(room, d->x + r * d->stride, d->n, d->few);
+    draw_row(&row, d->few, d->asked + r, d->rows, d->ids + r, d->finite + r, d->told + r);
+}
+
 // x [rows, n], rows `stride` apart, and asked [ASKED, rows] -> ids and `finite` [rows], told [TOLD, rows]. A row whose
 // largest number is not finite has what tandem_first_largest says. Returns 0, or 1 without memory.
 int tandem_draw(const float *x, int64_t rows, int64_t n, int64_t stride, int64_t few, const double *asked, int32_t *ids,
                 uint8_t *finite, double *told, int threads) {
-    int failed = 0;
-#pragma omp parallel num_threads(threads) if (rows > 1 && rows * n > WORTH_THREADS)
-    {
-        char *room = malloc(room_of_row(n, few));
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; r++) {
-            if (!room) {
-#pragma omp atomic write
-                failed = 1;
-                continue;
-            }
-            Row row = row_in(room, x + r * stride, n, few);
-            draw_row(&row, few, asked + r, rows, ids + r, finite + r, told + r);
-        }
-        free(room);
-    }
-    return failed;
+    const Draws draws = {x, rows, n, stride, few, asked, ids, finite, told};
+    return with_rooms(draw_one, &draws, rows, n, few, threads);
 }

@@ -67,6 +67,26 @@ INLINE Row row_in(char *room, const float *x, int64_t n, int64_t few) {
     return row;
 }
 
+// Does something with each of the rows, whose rooms each thread has one of; returns 0, or 1 without memory.
+typedef void WithRoom(const void *of, int64_t row, char *room);
+INLINE int with_rooms(WithRoom *each, const void *of, int64_t rows, int64_t n, int64_t few, int threads) {
+    int failed = 0;
+#pragma omp parallel num_threads(threads) if (rows > 1 && rows * n > WORTH_THREADS)
+    {
+        char *room = malloc(room_of_row(n, few));
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; row++) {
+            if (room) each(of, row, room);
+            else {
+#pragma omp atomic write
+                failed = 1;
+            }
+        }
+        free(room);
+    }
+    return failed;
+}
+
 // Finds all that are possible from `low` on; returns how many there are.
 INLINE int64_t find(Row *row, float low) {
     int64_t there = 0;

@@ -59,6 +59,39 @@ static int64_t most_probable(Told *told, int64_t count, int32_t *ids, float *log
     return taken;
 }
 
+typedef struct {
+    const float *x;
+    int64_t n, stride, rows, most;
+    const int64_t *places, *ends;
+    const double *by;
+    const int32_t *ids;
+    float *logprobs, *top_logprobs;
+    int32_t *ranks, *tops, *top_ids, *top_ranks;
+    double *highs, *log_masses;
+} Reports;
+
+static void report_one(const void *of, int64_t r, char *room) {
+    const Reports *all = of;
+    Told told = {.row = row_in(room, all->x + all->places[r] * all->stride, all->n, all->most)};
+    const int sound = survey(&told.row);
+    if (sound && all->by) {
+        told.low = (float)all->by[LOW * all->rows + r], told.high = (float)all->by[HIGH * all->rows + r];
+        told.temperature = all->by[TEMPERATURE * all->rows + r], told.log_mass = log(all->by[MASS * all->rows + r]);
+    } else if (sound) {
+        told.low = -INFINITY, told.high = told.row.top, told.temperature = 1;
+        told.log_mass = log(weigh(&told.row, -INFINITY, 1));
+    }
+    all->highs[r] = sound ? (double)told.high : NAN, all->log_masses[r] = sound ? told.log_mass : NAN;
+    for (int64_t i = all->ends[r]; i < all->ends[r + 1]; i++) {
+        const float logit = told.row.x[all->ids[i]];
+        all->logprobs[i] = sound ? logprob(&told, logit) : NAN, all->ranks[i] = sound ? rank(&told, logit) : 1;
+    }
+    const int64_t at = r * all->most, count = all->tops[r];
+    all->tops[r] = !sound || !count ? 0
+                                    : (int32_t)most_probable(&told, count, all->top_ids + at, all->top_logprobs + at,
+                                                             all->top_ranks + at);
+}
+
 // x [>= rows, n], rows `stride` apart, of which `places` [rows] are meant; by [4, rows], or NULL -> logprobs and ranks of
 // `ids`, those of row r from ends[r] to ends[r + 1]; of the tops[r] most probable, no more than `most`: top_ids,
 // top_logprobs and top_ranks [rows, most], and how many there are of them to `tops`; `highs` [rows], and the logarithms of
@@ -68,37 +101,22 @@ int tandem_report(const float *x, int64_t n, int64_t stride, const int64_t *plac
                   const int32_t *ids, const int64_t *ends, float *logprobs, int32_t *ranks, int64_t most, int32_t *tops,
                   int32_t *top_ids, float *top_logprobs, int32_t *top_ranks, double *highs, double *log_masses,
                   int threads) {
-    int failed = 0;
-#pragma omp parallel num_threads(threads) if (rows > 1 && rows * n > WORTH_THREADS)
-    {
-        char *room = malloc(room_of_row(n, most));
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; r++) {
-            if (!room) {
-#pragma omp atomic write
-                failed = 1;
-                continue;
-            }
-            Told told = {.row = row_in(room, x + places[r] * stride, n, most)};
-            const int sound = survey(&told.row);
-            if (sound && by) {
-                told.low = (float)by[LOW * rows + r], told.high = (float)by[HIGH * rows + r];
-                told.temperature = by[TEMPERATURE * rows + r], told.log_mass = log(by[MASS * rows + r]);
-            } else if (sound) {
-                told.low = -INFINITY, told.high = told.row.top, told.temperature = 1;
-                told.log_mass = log(weigh(&told.row, -INFINITY, 1));
-            }
-            highs[r] = sound ? (double)told.high : NAN, log_masses[r] = sound ? told.log_mass : NAN;
-            for (int64_t i = ends[r]; i < ends[r + 1]; i++) {
-                const float logit = told.row.x[ids[i]];
-                logprobs[i] = sound ? logprob(&told, logit) : NAN, ranks[i] = sound ? rank(&told, logit) : 1;
-            }
-            const int64_t at = r * most, count = tops[r];
-            tops[r] = !sound || !count
-                          ? 0
-                          : (int32_t)most_probable(&told, count, top_ids + at, top_logprobs + at, top_ranks + at);
-        }
-        free(room);
-    }
-    return failed;
+    const Reports all = {.x = x,
+                         .n = n,
+                         .stride = stride,
+                         .rows = rows,
+                         .most = most,
+                         .places = places,
+                         .ends = ends,
+                         .by = by,
+                         .ids = ids,
+                         .logprobs = logprobs,
+                         .top_logprobs = top_logprobs,
+                         .ranks = ranks,
+                         .tops = tops,
+                         .top_ids = top_ids,
+                         .top_ranks = top_ranks,
+                         .highs = highs,
+                         .log_masses = log_masses};
+    return with_rooms(report_one, &all, rows, n, most, threads);
 }
