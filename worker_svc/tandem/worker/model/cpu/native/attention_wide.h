@@ -12,7 +12,7 @@
 typedef struct {
     const char *next, *end, *then, *then_end;
     int64_t step;  // bytes, those of KEYS vectors
-    int into;
+    int into, again;         // `again`: of bf16 and fp8, whether lines are asked for once more, AGAIN bytes ahead
     const float *constants;  // of what follows, or 0
 } Soon;
 
@@ -21,7 +21,7 @@ INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_wh
     const int64_t some = bytes < SOON ? bytes : SOON;
     const char *from = (const char *)a->part[which][0] + first * length;
     const char *then = (const char *)a->part[next_which][0] + next * length;
-    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->into, 0};
+    const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->into, 0, 0};
     return soon;
 }
 
