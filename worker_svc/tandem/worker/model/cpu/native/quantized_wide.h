@@ -9,6 +9,7 @@
 #include "quantized.h"
 
 #define AHEAD 8192  // bytes from what is multiplied to what is asked for, of few rows
+#define AGAIN 4096  // bytes from that back to what is asked for once more, by way of the second cache
 #define FEW 4       // tiles of rows
 
 // The two inputs of a `pair` of those that lie together at w, for 16 columns; see `two_inputs` of quantized_narrow.h.
@@ -63,11 +64,16 @@ INLINE __m512i table_of(const Product *p, const int means) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)bytes));
 }
 
-// Asks for the lines that begin among `bytes` of them, from number `first` on. A single row's are needed once.
-INLINE void ask_for_lines(const int rows, const uint8_t *ahead, int64_t first, int64_t bytes) {
-    for (int64_t i = (first + 63) / 64 * 64; i < first + bytes; i += 64)
-        if (rows == 1) _mm_prefetch((const char *)ahead + i, _MM_HINT_NTA);
-        else _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
+// Asks for the lines that begin among `bytes` of them, from number `first` on: by way of the `second` cache, or into the first
+// one, where a single row's are needed once. A processor that waits for as many lines as it can forgets what else it is asked
+// for, so the second cache is asked twice: Zen 4 reads 1.05 to 1.2 times as quickly for one to four rows.
+INLINE void ask_for_lines(const int rows, const int second, const uint8_t *ahead, int64_t first, int64_t bytes) {
+    for (int64_t i = (first + 63) / 64 * 64; i < first + bytes; i += 64) {
+        const char *line = (const char *)ahead + i;
+        if (second) _mm_prefetch(line, _MM_HINT_T1), _mm_prefetch(line - AGAIN, _MM_HINT_T1);
+        else if (rows == 1) _mm_prefetch(line, _MM_HINT_NTA);
+        else _mm_prefetch(line, _MM_HINT_T0);
+    }
 }
 
 // Keeps the compiler from unpacking what comes later first, for which sums go to memory: 1.3 to 1.6 times the time.
@@ -76,13 +82,13 @@ INLINE void ask_for_lines(const int rows, const uint8_t *ahead, int64_t first, i
 // Adds one group to the sums of some rows. What is at `ahead` is asked for evenly: a core has so many misses in flight, and
 // is quickest with all of them all the time.
 INLINE void group_sums(const int rows, const int bits, const int means, const int group, __m512i table,
-                       const uint8_t *w, const int32_t *x, __m512i *sum, const uint8_t *ahead) {
+                       const uint8_t *w, const int32_t *x, __m512i *sum, const int second, const uint8_t *ahead) {
     const int64_t each = AS_BYTES(bits, means, group) ? FOURS(bits) * PANEL * bits / 2 : PANEL * bits / 2;
     int64_t at = 0;
     if (AS_BYTES(bits, means, group)) {
 #pragma GCC unroll 8
         for (int i = 0; i < group / 4; i++, x += rows) {
-            if (i % FOURS(bits) == 0) ask_for_lines(rows, ahead, at, each), at += each;
+            if (i % FOURS(bits) == 0) ask_for_lines(rows, second, ahead, at, each), at += each;
             const __m512i b = four_inputs(bits, means, table, w + i / FOURS(bits) * each, i % FOURS(bits));
             for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
@@ -92,7 +98,7 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
         return;
     }
     for (int i = 0; i < group / 2; i += 2, w += each, at += each, x += 2 * rows) {
-        ask_for_lines(rows, ahead, at, each);
+        ask_for_lines(rows, second, ahead, at, each);
 #pragma GCC unroll 2
         for (int pair = 0; pair < 2; pair++) {
             const __m512i b = two_inputs(bits, means, table, w, pair);
@@ -138,6 +144,7 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
     const void *const least_of = means == DIGITS ? p->least : 0;
     const int64_t constant = p->half == 0 ? 4 : p->half == 1 ? 2 : 1;  // bytes
     const uint8_t *soon = (const uint8_t *)p->scale + AHEAD / bytes * PANEL * constant;
+    const int second = by_second_cache();
     float *out = p->out + row * columns + panel * PANEL;
     int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL;
     __m512 total[DIGIT_ROWS];
@@ -153,10 +160,10 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
         }
         for (; g < end; g++, at += step, w += bytes, x += words * rows) {
             __m512i sum[DIGIT_ROWS];
-            if (rows == 1 && step && !as_six) ask_for_lines(1, soon, at * constant, PANEL * constant);
+            if (rows == 1 && step && !as_six) ask_for_lines(1, second, soon, at * constant, PANEL * constant);
             for (int r = 0; r < rows; r++)
                 sum[r] = begins ? _mm512_cvttps_epi32(_mm512_set1_ps(x_sum[g * rows + r])) : _mm512_setzero_si512();
-            group_sums(rows, bits, means, group, table, w, x, sum, ahead);
+            group_sums(rows, bits, means, group, table, w, x, sum, second, ahead);
             ahead += bytes;
             const __m512 scale =
                 as_six ? multiples(six_bits(p->scale, at, 0), unit) : sixteen(p->half, p->scale, at, unit);
