@@ -55,6 +55,7 @@ OURS = ("tandem", "other")  # sides that tell how quickly memory is read
 PAUSE = 0.3  # seconds after which threads of the one before sleep
 BATCHES = {1: 4, 8: 1, 16: 1}  # sequences of a step, and how many times `--steps` of them are measured
 ENGINE = engine_environment()
+FEWEST_STEPS = 3
 ALIKE = 24  # ids after which both engines choose the next
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS: dict[str, dict[str, Any]] = {  # of the file -> what our engine is told beside
@@ -140,6 +141,8 @@ def main() -> None:
     )
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()
+    if options.steps < FEWEST_STEPS:
+        parser.error(f"--steps: at least {FEWEST_STEPS}, of which the first ones are not counted")
     names = list(SHAPES) if options.shapes == ["all"] else options.shapes
     if unknown := [name for name in names if name not in SHAPES]:
         parser.error(f"--shapes: {', '.join(unknown)}; there are all, {', '.join(SHAPES)}")

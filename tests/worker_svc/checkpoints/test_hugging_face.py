@@ -291,6 +291,9 @@ def test_a_config_that_lies_is_refused_by_name(changes: dict[str, Any], named: s
         ({"bos_token_id": 1.5}, "bos_token_id"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 1e46}, "temperature"),  # no fp32, in which it is computed
+        ({"repetition_penalty": 1e39}, "repetition_penalty"),
+        ({"top_k": 1 << 32}, "top_k"),
         ({"top_p": 1.5}, "top_p"),
         ({"min_p": -0.1}, "min_p"),
         ({"top_k": -1}, "top_k"),
