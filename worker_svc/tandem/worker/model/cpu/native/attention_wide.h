@@ -11,7 +11,7 @@
 
 typedef struct {
     const char *next, *end, *then, *then_end;
-    int64_t step;  // bytes, those of KEYS vectors
+    int64_t step;            // bytes, those of KEYS vectors
     int into, again;         // `again`: of bf16 and fp8, whether lines are asked for once more, AGAIN bytes ahead
     const float *constants;  // of what follows, or 0
 } Soon;
