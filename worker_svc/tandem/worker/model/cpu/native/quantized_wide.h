@@ -144,7 +144,7 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
     const void *const least_of = means == DIGITS ? p->least : 0;
     const int64_t constant = p->half == 0 ? 4 : p->half == 1 ? 2 : 1;  // bytes
     const uint8_t *soon = (const uint8_t *)p->scale + AHEAD / bytes * PANEL * constant;
-    const int second = by_second_cache();
+    const int second = by_second_cache() && last - first == p->groups;  // of a part, the next panel's is asked for
     float *out = p->out + row * columns + panel * PANEL;
     int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL;
     __m512 total[DIGIT_ROWS];
