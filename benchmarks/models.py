@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()
     if options.steps < FEWEST_STEPS:
-        parser.error(f"--steps: at least {FEWEST_STEPS}, of which the first ones are not counted")
+        parser.error(f"--steps: at least {FEWEST_STEPS}: sequences that begin later leave fewer steps of all together")
     names = list(SHAPES) if options.shapes == ["all"] else options.shapes
     if unknown := [name for name in names if name not in SHAPES]:
         parser.error(f"--shapes: {', '.join(unknown)}; there are all, {', '.join(SHAPES)}")

@@ -294,7 +294,10 @@ def test_random_damage_gives_an_error_or_a_tokenizer(tmp_path_factory: Any, data
     path = tmp_path_factory.mktemp("damaged") / "x.gguf"
     path.write_bytes(bytes(whole))
     with suppress(FormatError):
-        load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
+        ids = tokenizer.encode("a b")
+        assert all(0 <= id_ < tokenizer.vocabulary_size for id_ in ids)
+        assert isinstance(tokenizer.decode(ids), str)
 
 
 def test_every_id_that_the_file_says_ends_an_answer_does(tmp_path: Path) -> None:

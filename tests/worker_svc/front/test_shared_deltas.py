@@ -141,6 +141,7 @@ async def test_an_end_without_further_tokens_is_due_at_once():
     await anext(call.messages())
     stream.end(ended())
     await stream.ready()
+    assert (stream.sent, stream.pending) == (1, 0)
 
 
 async def test_requests_whose_call_ends_too_soon_fail_and_those_that_have_ended_do_not():

@@ -137,4 +137,4 @@ async def test_followers_are_woken() -> None:
     feed = PageFeed(lambda wanted: None)
     with feed.subscribed() as wake:
         feed.apply(Pages(True, b"", b"", b"", {}, b""))
-        await asyncio.wait_for(wake.wait(), 10)
+        assert await asyncio.wait_for(wake.wait(), 10)

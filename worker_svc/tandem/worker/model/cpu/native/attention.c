@@ -18,6 +18,7 @@
 #include "attention_digits.h"
 #include "attention_floats.h"
 #include "operations.h"
+#include "prefetch.h"
 #include "shares.h"
 #include "team.h"
 

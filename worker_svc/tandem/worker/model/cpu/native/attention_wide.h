@@ -6,7 +6,7 @@
 
 // What is read next is asked for SOON bytes before it is read: first the rest of these keys or values, then the
 // beginning of those that follow. Into the first cache, past the others where one block of queries looks at them; or
-// into the second one, on processors that have more lines on their way to that (`by_second_cache`).
+// into the second one, on processors that read quicker so (prefetch.h).
 #define SOON 8192
 
 typedef struct {
@@ -56,8 +56,8 @@ INLINE void ask_line(const void *at, int into) {
     else ASK_LINE("nta", at);
 }
 
-// What is asked for by Soon, a line at a time. Where the processor waits for as many lines as it can, it forgets what else it
-// is asked for: so what lies AGAIN bytes behind what is looked at is asked for once more, whatever it is.
+// What is asked for by Soon, a line at a time, and what lies AGAIN bytes behind what is looked at once more, whatever it is
+// (prefetch.h).
 #define AGAIN 5120
 typedef struct {
     const char *next;

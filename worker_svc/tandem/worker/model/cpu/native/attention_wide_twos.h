@@ -520,21 +520,24 @@ INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int
 #define OUTPUT(R, IN_PAIRS)                                                                                            \
     output_rows(R, IN_PAIRS, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, rows, &soon)
 
+// What few rows ask for. Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only
+// into the second cache, where four rows or less leave time for it; into the first one nothing is gained.
+INLINE Soon asked_by(const int rows, const Attention *a, int which, int64_t first, int next_which, int64_t next) {
+    Soon soon = asked_soon(a, which, first, next_which, next);
+    soon.again = STORED == FP8 || (rows <= ROWS_TWOS && a->into == INTO_SECOND);
+    return soon;
+}
+
 INLINE void look_by_few(const int64_t d, const int rows, PAGE) {
     const int64_t width = whole(a->page_size, TURNED), wide = wide_of(d), some = keys;
     const int64_t columns = whole(a->value_dim, AT_ONCE);
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
     const uint32_t *p = (const uint32_t *)room;
     const void *from = vectors(a, 1, first).numbers;
-    // Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only into the second
-    // cache, which reads 1.04 to 1.13 as quickly then, where few rows leave time for it; into the first one nothing is gained.
-    const int again = STORED == FP8 || (rows <= ROWS_TWOS && a->into == INTO_SECOND);
-    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
-    soon.again = again;
+    Soon soon = one ? asked_by(rows, a, 0, first, 0, after) : asked_by(rows, a, 0, first, 1, first);
     score_few(rows, twos_of(of), vectors(a, 0, first).numbers, d, keys, room, width, &soon);
     weigh_all(a, block, start, keys, rows, room, width, &of->sums, wide);
-    if (!one) soon = asked_soon(a, 1, first, 0, after);
-    soon.again = again;
+    if (!one) soon = asked_by(rows, a, 1, first, 0, after);
     BY_WIDE_ROWS(rows, 6, OUTPUT, 0)
 }
 

@@ -84,7 +84,7 @@ SOURCES = CSources(
         *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c", "beginning.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
         *("heads.c", "experts.c", "largest.c", "draw.c", "report.c", "routing.c", "delta_net.c", "mamba.c"),
-        *("short_convolution.c", "selection.c", "selection_wide.c", "team.c"),
+        *("short_convolution.c", "selection.c", "selection_wide.c", "team.c", "prefetch.c"),
     ),
     (
         *(
@@ -103,6 +103,7 @@ SOURCES = CSources(
             "numbers.h",
             "operations.h",
             "panels_amx.h",
+            "prefetch.h",
             "quantized.h",
             "quantized_many.h",
         ),

@@ -76,8 +76,5 @@ INLINE float step_of(const float *from, int64_t count, float steps) {
 // Whether the processor has AVX-512 and VNNI, for what is compiled for such.
 int wide_is_there(void);
 
-// Whether it reads memory quicker by what is asked for into the second cache than into the first one.
-int by_second_cache(void);
-
 // How numbers of the key and value cache are stored.
 enum { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3, INT4 = 4, FP8 = 5, INT6 = 6 };

@@ -19,6 +19,7 @@
 #include "gates.h"
 #include "matrices.h"
 #include "operations.h"
+#include "prefetch.h"
 #include "team.h"
 
 #define TILE 32            // inputs of a tile of bf16
@@ -176,9 +177,8 @@ INLINE void row_sums(const int second, const float *numbers, const uint8_t *w, i
             }
 }
 
-#define AGAIN 4096  // bytes to what is asked for once more
-// A single block of bf16 waits for memory, and what a processor is asked for while it waits it may forget: Zen 4 takes 0.87
-// to 0.93 of the time for 2 to 8 rows.
+#define AGAIN 4096  // bytes to what is asked for once more (prefetch.h)
+// A single block waits for memory. Only bf16 was measured.
 INLINE int asks_again(const int way, int64_t blocks) { return way == BY_TWOS && blocks == 1 && by_second_cache(); }
 
 // A block of `rows` with a pair of panels. Meanwhile what follows at `ahead` is asked for, `pace` bytes for each read, and
@@ -211,7 +211,7 @@ INLINE void sums(const int rows, const int way, const void *x, const uint8_t *w,
             if (way != FP16) _mm_prefetch((const char *)ahead + 64, _MM_HINT_T1);
             if (again) {
                 _mm_prefetch((const char *)here + 64 * i + AGAIN, _MM_HINT_T1);
-                _mm_prefetch((const char *)here + 64 * i + AGAIN + PAIR * TILE, _MM_HINT_T1);
+                _mm_prefetch((const char *)here + 64 * i + AGAIN + 1024, _MM_HINT_T1);
             }
             const Weights weights = weights_at(way, here + 64 * i);
             for (int n = 0; n < inputs; n++)
@@ -266,6 +266,7 @@ INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t fro
     for (int64_t start = 0; start < p->rows; start += at_once) {
         const int64_t end = start + at_once < p->rows ? start + at_once : p->rows;
         const int64_t blocks = (end - start + high - 1) / high;
+        const int again = asks_again(way, blocks);
         // Several blocks read the weights of a pair again, which are to stay there too, beside the next pair's.
         const int64_t weights = blocks > 1 ? 2 * width + width / 2 : 0,
                       pace = (width / READS(way) + blocks - 1) / blocks;
@@ -293,7 +294,7 @@ INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t fro
                     const int64_t down = row + rows < end;  // the next block is of this pair
                     const float *next = p->out + (down ? row + rows : start) * stride + (pair + !down) * PAIR;
                     block(p, way, x + row * p->steps * bytes, rows, pair, first, last,
-                          p->out + row * stride + pair * PAIR, stride, ahead, pace, asks_again(way, blocks), next);
+                          p->out + row * stride + pair * PAIR, stride, ahead, pace, again, next);
                 }
         }
     }
@@ -337,6 +338,7 @@ ALONE static void gated_bf16(const Wide *p, const Gate *how, const uint8_t *x, u
     for (int64_t start = 0; start < p->rows; start += at_once) {
         const int64_t end = start + at_once < p->rows ? start + at_once : p->rows;
         const int64_t blocks = (end - start + high - 1) / high;
+        const int again = asks_again(BY_TWOS, blocks);
         const int64_t pace = (WEIGHT_BYTES(BY_TWOS) / READS(BY_TWOS) + blocks - 1) / blocks;
         for (int64_t pair = from; pair < to; pair++) {
             for (int up = 0; up < 2; up++)
@@ -345,7 +347,7 @@ ALONE static void gated_bf16(const Wide *p, const Gate *how, const uint8_t *x, u
                     const uint8_t *ahead = p->weight + (up ? pair + 1 : pair + gates) * width;
                     float *out = both[row - start] + up * PAIR;
                     block(p, BY_TWOS, x + row * bytes, rows, pair + up * gates, 0, p->steps, out, 2 * PAIR,
-                          ahead + (row - start) / high * width / blocks, pace, asks_again(BY_TWOS, blocks), out);
+                          ahead + (row - start) / high * width / blocks, pace, again, out);
                 }
             for (int64_t row = start, rows; row < end; row += rows) {
                 rows = end - row < high ? end - row : high;

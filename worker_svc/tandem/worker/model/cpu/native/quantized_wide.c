@@ -1,7 +1,5 @@
 // Products of int16 with quantized weights by AVX-512 with VNNI (`quantized_wide.h`).
 
-#include <cpuid.h>
-
 #include <float.h>
 
 #include "quantized.h"
@@ -10,21 +8,6 @@ int wide_is_there(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
-
-#define ZEN_5 26  // AMD's family
-
-// Zen 4 reads a cache of keys and values 1.15 to 1.4 times as quickly by way of its second cache, weights of bf16 1.05 times,
-// and quantized ones, asked for twice, up to 1.2 times; Zen 5 reads keys and values 0.85 times as quickly so
-// (benchmarks/pages/long_contexts.md). Others were not measured, and take the second one, as they did before Zen 5 was.
-static int second_cache;
-__attribute__((constructor)) static void look_at_processor(void) {
-    unsigned a = 0, b, c, d;
-    __builtin_cpu_init();
-    __get_cpuid(1, &a, &b, &c, &d);
-    const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
-    second_cache = !(__builtin_cpu_is("amd") && family >= ZEN_5);
-}
-int by_second_cache(void) { return second_cache; }
 
 // From here on, for such processors only.
 #ifdef __clang__

@@ -6,10 +6,11 @@
 
 #pragma once
 
+#include "prefetch.h"
 #include "quantized.h"
 
 #define AHEAD 8192  // bytes from what is multiplied to what is asked for, of few rows
-#define AGAIN 4096  // bytes from that back to what is asked for once more, by way of the second cache
+#define AGAIN 4096  // bytes from that back to what is asked for once more (prefetch.h)
 #define FEW 4       // tiles of rows
 
 // The two inputs of a `pair` of those that lie together at w, for 16 columns; see `two_inputs` of quantized_narrow.h.
@@ -65,8 +66,7 @@ INLINE __m512i table_of(const Product *p, const int means) {
 }
 
 // Asks for the lines that begin among `bytes` of them, from number `first` on: by way of the `second` cache, or into the first
-// one, where a single row's are needed once. A processor that waits for as many lines as it can forgets what else it is asked
-// for, so the second cache is asked twice: Zen 4 reads 1.05 to 1.2 times as quickly for one to four rows.
+// one, where a single row's are needed once.
 INLINE void ask_for_lines(const int rows, const int second, const uint8_t *ahead, int64_t first, int64_t bytes) {
     for (int64_t i = (first + 63) / 64 * 64; i < first + bytes; i += 64) {
         const char *line = (const char *)ahead + i;
