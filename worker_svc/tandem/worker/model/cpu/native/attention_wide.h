@@ -108,6 +108,18 @@ INLINE __m128 wide_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
+// The largest of each of four vectors that have no NaN.
+INLINE __m128 wide_maxima(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512 all = _mm512_max_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    const __m256 half =
+        _mm256_max_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
+    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
 // As `exponential`.
 INLINE __m512 wide_exponential(__m512 x) {
     const __m512 least = _mm512_set1_ps(-87.3f), most = _mm512_set1_ps(88.37f), one = _mm512_set1_ps(1.0f);

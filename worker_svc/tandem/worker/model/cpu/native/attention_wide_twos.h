@@ -101,27 +101,26 @@ INLINE __m512 power_of_two(__m512 x) {
     return _mm512_scalef_ps(y, x);
 }
 
-// Scores s [width] of `rows` rows, `apart` from one to the next, become weights of bf16, in their place. Their sums o
-// [wide], m and l [16] follow. Two rows at once hide what one waits for.
-INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, const Sums *of, int64_t row, int64_t wide) {
+// Scores s [width] of `rows` rows, up to four, `apart` from one to the next, become weights of bf16, in their place. Their
+// sums o [wide], m and l [16] follow. Several rows at once hide what one waits for.
+INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l) {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
-    float *m = of->m + row, *l = of->l + row * LANES, *o = of->o + row * wide;
-    __m512 most[2], sum[2];
-    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]);
+    __m512 most[4], sum[4];
+    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]), sum[r] = _mm512_load_ps(l + r * LANES);
     for (int64_t i = 0; i < width; i += 16)
         for (int r = 0; r < rows; r++) most[r] = _mm512_max_ps(_mm512_load_ps(s + r * apart + i), most[r]);
-    for (int r = 0; r < rows; r++) {
-        const float largest = _mm512_reduce_max_ps(most[r]);
-        most[r] = _mm512_set1_ps(largest);
-        sum[r] = _mm512_load_ps(l + r * LANES);
-        if (largest > m[r]) {
-            const __m512 shrink = power_of_two(_mm512_set1_ps(m[r] - largest));
+    float largest[4] __attribute__((aligned(16)));
+    const int second = rows > 1 ? 1 : 0, third = rows > 2 ? 2 : 0, fourth = rows > 3 ? 3 : 0;
+    _mm_store_ps(largest, wide_maxima(most[0], most[second], most[third], most[fourth]));
+    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(largest[r]);
+    for (int r = 0; r < rows; r++)
+        if (largest[r] > m[r]) {
+            const __m512 shrink = power_of_two(_mm512_set1_ps(m[r] - largest[r]));
             for (int64_t i = r * wide; i < (r + 1) * wide; i += 16)
                 _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
             sum[r] = _mm512_mul_ps(sum[r], shrink);
-            m[r] = largest;
+            m[r] = largest[r];
         }
-    }
     for (int64_t i = 0; i < width; i += UNIT)
         for (int r = 0; r < rows; r++) {
             float *here = s + r * apart + i;
@@ -134,22 +133,35 @@ INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, const 
     for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
 }
 
+#define WEIGH(ROWS)                                                                                                    \
+    static __attribute__((noinline)) void wide_attention_twos_weigh_##ROWS(                                            \
+        float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l) {                          \
+        weigh(ROWS, s, apart, width, o, wide, m, l);                                                                   \
+    }
+WEIGH(1)
+WEIGH(2)
+WEIGH(3)
+WEIGH(4)
+
 // The same of all rows of a block. What a row does not see of the page at `start` weighs nothing.
 INLINE void weigh_all(const Attention *a, const int32_t *block, int64_t start, int64_t keys, int64_t rows, float *s,
                       int64_t apart, const Sums *of, int64_t wide) {
     const int64_t width = whole(keys, UNIT);
     for (int64_t row = 0; row < rows;) {
-        int some = 0;  // rows that see anything, at most two
-        for (; some < 2 && row + some < rows; some++) {
+        int some = 0;  // rows that see anything
+        for (; some < 4 && row + some < rows; some++) {
             const Seen seen = seen_by(a, block, row + some, start, keys);
             if (seen.first >= seen.last) break;
             float *here = s + (row + some) * apart;
             if (a->cap > 0) wide_soft_cap(here, width, a->cap, LOG2_E);
             hide(here, width, seen);
         }
-        if (some == 2) weigh(2, s + row * apart, apart, width, of, row, wide);
-        else if (some) weigh(1, s + row * apart, apart, width, of, row, wide);
-        else memset(s + row * apart, 0, (size_t)width * sizeof(uint16_t)), some = 1;
+        float *here = s + row * apart, *m = of->m + row, *l = of->l + row * LANES, *o = of->o + row * wide;
+        if (some == 4) wide_attention_twos_weigh_4(here, apart, width, o, wide, m, l);
+        else if (some == 3) wide_attention_twos_weigh_3(here, apart, width, o, wide, m, l);
+        else if (some == 2) wide_attention_twos_weigh_2(here, apart, width, o, wide, m, l);
+        else if (some) wide_attention_twos_weigh_1(here, apart, width, o, wide, m, l);
+        else memset(here, 0, (size_t)width * sizeof(uint16_t)), some = 1;
         row += some;
     }
 }
@@ -183,31 +195,53 @@ INLINE void score_lines(const int rows, const int keys, const uint32_t *q, int64
     __m512 sum[ROWS_TWOS][KEYS];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < KEYS; n++) sum[r][n] = _mm512_setzero_ps();
-    if (__builtin_constant_p(d) || (d >= 128 && rows <= 2)) {
+    // Four keys at once hide what an addition waits for.
+    for (int64_t i = 0; i < d; i += UNIT) {
+        ask_soon_for(soon, keys * LINE);
+        __m512i query[ROWS_TWOS];
+        for (int r = 0; r < rows; r++) query[r] = _mm512_load_si512(q + r * row + i / 2);
         for (int n = 0; n < keys; n++) {
-            ask_soon_for(soon, length_of(STORED, d));
-            for (int64_t i = 0; i < d; i += UNIT) {
-                const char *line = (const char *)k + length_of(STORED, (key + n) * d + i);
-                if (soon->again) ask_line(line + AGAIN, soon->into);
-                const __m512i numbers = in_order(stored_at(k, key + n, i, d));
-                for (int r = 0; r < rows; r++)
-                    sum[r][n] = add_twos(sum[r][n], numbers, _mm512_load_si512(q + r * row + i / 2));
-            }
+            const __m512i numbers = stored_at(k, key + n, i, d);
+            for (int r = 0; r < rows; r++) sum[r][n] = add_twos(sum[r][n], numbers, query[r]);
         }
-    } else  // where loops are not unrolled, four at once hide what an addition waits for
-        for (int64_t i = 0; i < d; i += UNIT) {
-            ask_soon_for(soon, keys * LINE);
-            __m512i query[ROWS_TWOS];
-            for (int r = 0; r < rows; r++) query[r] = _mm512_load_si512(q + r * row + i / 2);
-            for (int n = 0; n < keys; n++) {
-                const __m512i numbers = stored_at(k, key + n, i, d);
-                for (int r = 0; r < rows; r++) sum[r][n] = add_twos(sum[r][n], numbers, query[r]);
-            }
-        }
+    }
     for (int r = 0; r < rows; r++) {
         const __m128 scores = wide_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
         if (keys == KEYS) _mm_storeu_ps(s + r * width, scores);
         else s[r * width] = _mm_cvtss_f32(scores);
+    }
+}
+
+#define QUERIES_KEPT 16  // registers of queries at most
+
+// The same of `keys` keys whose size is known: queries stay in their registers, and lines are loaded in their order.
+INLINE void score_in_order(const int rows, const int units, const int keys, const __m512i query[QUERIES_KEPT],
+                           const void *k, int64_t key, float *s, int64_t width, Soon *soon) {
+    __m512 sum[ROWS_TWOS * KEYS];
+    for (int n = 0; n < keys; n++) {
+        ask_soon_for(soon, units * LINE);
+        for (int r = 0; r < rows; r++) sum[r * keys + n] = _mm512_setzero_ps();
+        for (int unit = 0; unit < units; unit++) {
+            const char *line = (const char *)k + ((key + n) * units + unit) * LINE;
+            if (soon->again) ask_line(line + AGAIN, soon->into);
+            const __m512i numbers = in_order(_mm512_loadu_si512(line));
+            for (int r = 0; r < rows; r++)
+                sum[r * keys + n] = add_twos(sum[r * keys + n], numbers, query[r * units + unit]);
+        }
+    }
+    for (int n = 0; n < rows * keys; n += KEYS) {
+        const int last = rows * keys - 1;
+        float all[KEYS] __attribute__((aligned(16)));
+        const __m128 sums = wide_sums(sum[n], sum[n + 1 < last ? n + 1 : last], sum[n + 2 < last ? n + 2 : last],
+                                      sum[n + 3 < last ? n + 3 : last]);
+        if (keys == KEYS) _mm_storeu_ps(s + n / KEYS * width, sums);
+        else if (keys == 2) {
+            _mm_storel_pi((__m64 *)(s + n / 2 * width), sums);
+            if (n + 2 <= last) _mm_storeh_pi((__m64 *)(s + (n / 2 + 1) * width), sums);
+        } else {
+            _mm_store_ps(all, sums);
+            for (int r = n; r < rows && r < n + KEYS; r++) s[r * width] = all[r - n];
+        }
     }
 }
 
@@ -216,6 +250,16 @@ INLINE void score_few_lines(const int rows, const uint32_t *q, const void *k, co
                             int64_t width, Soon *soon) {
     const int64_t row = row_of_twos(d);
     int64_t key = 0;
+    if (__builtin_constant_p(d) && d % UNIT == 0 && rows * d / UNIT <= QUERIES_KEPT) {
+        const int units = (int)(d / UNIT), at_once = rows * d / UNIT > 12 ? 2 : KEYS;
+        __m512i query[QUERIES_KEPT];
+        for (int r = 0; r < rows; r++)
+            for (int unit = 0; unit < units; unit++)
+                query[r * units + unit] = _mm512_load_si512(q + r * row + unit * 16);
+        for (; key + at_once <= keys; key += at_once)
+            score_in_order(rows, units, at_once, query, k, key, s + key, width, soon);
+        for (; key < keys; key++) score_in_order(rows, units, 1, query, k, key, s + key, width, soon);
+    }
     for (; key + KEYS <= keys; key += KEYS) score_lines(rows, KEYS, q, row, k, key, d, s + key, width, soon);
     for (; key < keys; key++) score_lines(rows, 1, q, row, k, key, d, s + key, width, soon);
 }
@@ -522,22 +566,24 @@ INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int
 
 // What few rows ask for. Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only
 // into the second cache, where four rows or less leave time for it; into the first one nothing is gained.
-INLINE Soon asked_by(const int rows, const Attention *a, int which, int64_t first, int next_which, int64_t next) {
+INLINE Soon asked_by(const int rows, const int into, const Attention *a, int which, int64_t first, int next_which,
+                     int64_t next) {
     Soon soon = asked_soon(a, which, first, next_which, next);
-    soon.again = STORED == FP8 || (rows <= ROWS_TWOS && a->into == INTO_SECOND);
+    soon.into = into;
+    soon.again = STORED == FP8 || (rows <= ROWS_TWOS && into == INTO_SECOND);
     return soon;
 }
 
-INLINE void look_by_few(const int64_t d, const int rows, PAGE) {
+INLINE void look_by_few(const int64_t d, const int rows, const int into, PAGE) {
     const int64_t width = whole(a->page_size, TURNED), wide = wide_of(d), some = keys;
     const int64_t columns = whole(a->value_dim, AT_ONCE);
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
     const uint32_t *p = (const uint32_t *)room;
     const void *from = vectors(a, 1, first).numbers;
-    Soon soon = one ? asked_by(rows, a, 0, first, 0, after) : asked_by(rows, a, 0, first, 1, first);
+    Soon soon = one ? asked_by(rows, into, a, 0, first, 0, after) : asked_by(rows, into, a, 0, first, 1, first);
     score_few(rows, twos_of(of), vectors(a, 0, first).numbers, d, keys, room, width, &soon);
     weigh_all(a, block, start, keys, rows, room, width, &of->sums, wide);
-    if (!one) soon = asked_by(rows, a, 1, first, 0, after);
+    if (!one) soon = asked_by(rows, into, a, 1, first, 0, after);
     BY_WIDE_ROWS(rows, 6, OUTPUT, 0)
 }
 
@@ -570,33 +616,43 @@ typedef void (*Look)(PAGE);
     static __attribute__((noinline)) void wide_attention_twos_##NAME(PAGE) {                                           \
         CALL(__VA_ARGS__, a, block, of, first, start, keys, after, room);                                              \
     }
-#define LOOKS(D, NUMBERS)                                                                                              \
-    LOOK(few_##D##_1, look_by_few, NUMBERS, 1)                                                                         \
-    LOOK(few_##D##_2, look_by_few, NUMBERS, 2)                                                                         \
-    LOOK(few_##D##_3, look_by_few, NUMBERS, 3)                                                                         \
-    LOOK(few_##D##_4, look_by_few, NUMBERS, 4)                                                                         \
-    LOOK(few_##D##_5, look_by_few, NUMBERS, 5)                                                                         \
-    LOOK(few_##D##_6, look_by_few, NUMBERS, 6)                                                                         \
-    LOOK(few_##D##_7, look_by_few, NUMBERS, 7)                                                                         \
-    LOOK(few_##D##_8, look_by_few, NUMBERS, 8)                                                                         \
-    LOOK(many_##D, look_by_many, NUMBERS)
-LOOKS(any, a->head_dim)
-LOOKS(64, 64)
-LOOKS(128, 128)
+#define LOOKS(D, NUMBERS, INTO)                                                                                        \
+    LOOK(few_##D##_1, look_by_few, NUMBERS, 1, INTO)                                                                   \
+    LOOK(few_##D##_2, look_by_few, NUMBERS, 2, INTO)                                                                   \
+    LOOK(few_##D##_3, look_by_few, NUMBERS, 3, INTO)                                                                   \
+    LOOK(few_##D##_4, look_by_few, NUMBERS, 4, INTO)                                                                   \
+    LOOK(few_##D##_5, look_by_few, NUMBERS, 5, INTO)                                                                   \
+    LOOK(few_##D##_6, look_by_few, NUMBERS, 6, INTO)                                                                   \
+    LOOK(few_##D##_7, look_by_few, NUMBERS, 7, INTO)                                                                   \
+    LOOK(few_##D##_8, look_by_few, NUMBERS, 8, INTO)
+LOOK(many_any, look_by_many, a->head_dim)
+LOOK(many_64, look_by_many, 64)
+LOOK(many_128, look_by_many, 128)
+LOOKS(any, a->head_dim, a->into)
+LOOKS(64_0, 64, 0)
+LOOKS(64_1, 64, 1)
+LOOKS(64_2, 64, 2)
+LOOKS(128_0, 128, 0)
+LOOKS(128_1, 128, 1)
+LOOKS(128_2, 128, 2)
 
 #define LOOKS_OF(D)                                                                                                    \
-    {wide_attention_twos_many_##D,    wide_attention_twos_few_##D##_1, wide_attention_twos_few_##D##_2,                \
-     wide_attention_twos_few_##D##_3, wide_attention_twos_few_##D##_4, wide_attention_twos_few_##D##_5,                \
-     wide_attention_twos_few_##D##_6, wide_attention_twos_few_##D##_7, wide_attention_twos_few_##D##_8}
-static const Look LOOKS_BY_SIZE[][FEW_TWOS + 1] = {LOOKS_OF(any), LOOKS_OF(64), LOOKS_OF(128)};
+    {wide_attention_twos_few_##D##_1, wide_attention_twos_few_##D##_2, wide_attention_twos_few_##D##_3,                \
+     wide_attention_twos_few_##D##_4, wide_attention_twos_few_##D##_5, wide_attention_twos_few_##D##_6,                \
+     wide_attention_twos_few_##D##_7, wide_attention_twos_few_##D##_8}
+static const Look FEW[3][3][FEW_TWOS] = {{LOOKS_OF(any), LOOKS_OF(any), LOOKS_OF(any)},
+                                         {LOOKS_OF(64_0), LOOKS_OF(64_1), LOOKS_OF(64_2)},
+                                         {LOOKS_OF(128_0), LOOKS_OF(128_1), LOOKS_OF(128_2)}};
+static const Look MANY[3] = {wide_attention_twos_many_any, wide_attention_twos_many_64, wide_attention_twos_many_128};
 
 static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                         int64_t start, int64_t after, float *room) {
     const int64_t rows = block[1] * a->group, left = block[2] + block[1] - start;
     const int64_t keys = left < a->page_size ? left : a->page_size;
     const int64_t size = a->head_dim;
-    const Look *looks = LOOKS_BY_SIZE[size == 64 ? 1 : size == 128 ? 2 : 0];
-    looks[rows <= FEW_TWOS ? rows : 0](a, block, of, first_vector(a, block, kv_head, start), start, keys, after, room);
+    const int size_n = size == 64 ? 1 : size == 128 ? 2 : 0;
+    const Look look = rows <= FEW_TWOS ? FEW[size_n][a->into][rows - 1] : MANY[size_n];
+    look(a, block, of, first_vector(a, block, kv_head, start), start, keys, after, room);
 }
 
 static void wide_attention_twos_end(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
