@@ -7,6 +7,10 @@
 // bf16, tiles read 0.84 as quickly for two queries of 128 numbers where memory is the limit.) A block of many rows has its
 // keys turned, so that 32 keys lie across two registers, and adds up the same in the same order.
 //
+// Where keys of bf16 have more than four queries, what is added up across lanes would take longer than all products. So
+// queries lie beside each other: lanes 2 n and 2 n + 1 have query n's twos 2 t and 2 t + 1, a key's two twos are spread
+// over all lanes, and its two sums are those of its even twos and of its odd ones.
+//
 // Few rows of bf16 wait for memory. A core has so many misses in flight and no more, so each key's or value's lines are
 // loaded in the order that they lie in, and as many of what comes next are asked for right before: four keys' at once, in
 // another order, read 61 to 63 GB/s where this reads 65 to 68, of 78 (benchmarks/pages/long_contexts.md).
@@ -22,6 +26,8 @@
 #define TURNED 32      // keys of two registers
 #define FEW_TWOS 8     // rows, as FEW, whose scores are computed at once
 #define ROWS_TWOS 4    // the same of turned keys
+#define BESIDE 8       // queries that lie beside each other
+#define KEPT 16        // registers of queries at most, of few rows
 #define OUTPUT_ROWS 6  // whose outputs are computed at once
 #define LOG2_E 1.4426950408889634f
 
@@ -42,6 +48,10 @@ INLINE __mmask8 eight_there(int64_t d, int64_t first) { return first < d ? (__mm
 // blocks four times.
 INLINE uint32_t *twos_of(const Piece *of) { return (uint32_t *)of->q; }
 INLINE int64_t row_of_twos(int64_t d) { return wide_of(d) / 2 * (STORED == FP8 ? 4 : 1); }
+
+// Those that lie beside each other: [rows / BESIDE, units, 8, BESIDE, 2], and where a row's begin.
+INLINE int lie_beside(const Attention *a) { return STORED == BF16 && a->group > ROWS_TWOS; }
+INLINE int64_t beside_of(int64_t d, int64_t row) { return row / BESIDE * BESIDE * 16 * units_in(d) + row % BESIDE * 2; }
 
 INLINE __m512 add_twos(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
@@ -170,6 +180,7 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
     const int64_t d = a->head_dim, rows = block[1] * a->group, units = units_in(d);
     const float base = a->cap > 0 ? 1 : LOG2_E;
     const __m256 scale = _mm256_set1_ps(a->scale * base);
+    if (lie_beside(a)) memset(twos_of(to), 0, (size_t)beside_of(d, whole(rows, BESIDE)) * sizeof(uint32_t));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         __m512i *q = (__m512i *)(twos_of(to) + row * row_of_twos(d));
@@ -181,7 +192,10 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
                 eights[b] = (__m128i)_mm256_cvtneps_pbh(_mm256_mul_ps(eight, scale));
             }
             const __m512i all = _mm512_load_si512(eights);
-            if (STORED == FP8) {
+            if (lie_beside(a)) {
+                uint32_t *beside = twos_of(to) + beside_of(d, row) + unit * 16 * BESIDE;
+                for (int64_t t = 0; t < 8; t++) memcpy(beside + t * 2 * BESIDE, (const char *)eights + 8 * t, 8);
+            } else if (STORED == FP8) {
                 q[0] = _mm512_shuffle_epi32(all, 0x00), q[1] = _mm512_shuffle_epi32(all, 0x55);
                 q[2] = _mm512_shuffle_epi32(all, 0xaa), q[3] = _mm512_shuffle_epi32(all, 0xff);
             } else *q = all;
@@ -189,59 +203,44 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
     }
 }
 
-// Of bf16: scores of four keys from number `key` on, or one, by lines as they are: q [rows], s [rows, width].
-INLINE void score_lines(const int rows, const int keys, const uint32_t *q, int64_t row, const void *k, int64_t key,
-                        const int64_t d, float *s, int64_t width, Soon *soon) {
-    __m512 sum[ROWS_TWOS][KEYS];
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < KEYS; n++) sum[r][n] = _mm512_setzero_ps();
-    // Four keys at once hide what an addition waits for.
-    for (int64_t i = 0; i < d; i += UNIT) {
-        ask_soon_for(soon, keys * LINE);
-        __m512i query[ROWS_TWOS];
-        for (int r = 0; r < rows; r++) query[r] = _mm512_load_si512(q + r * row + i / 2);
-        for (int n = 0; n < keys; n++) {
-            const __m512i numbers = stored_at(k, key + n, i, d);
-            for (int r = 0; r < rows; r++) sum[r][n] = add_twos(sum[r][n], numbers, query[r]);
-        }
-    }
-    for (int r = 0; r < rows; r++) {
-        const __m128 scores = wide_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
-        if (keys == KEYS) _mm_storeu_ps(s + r * width, scores);
-        else s[r * width] = _mm_cvtss_f32(scores);
-    }
-}
-
-#define QUERIES_KEPT 16  // registers of queries at most
-
-// The same of `keys` keys whose size is known: queries stay in their registers, and lines are loaded in their order.
-INLINE void score_in_order(const int rows, const int units, const int keys, const __m512i query[QUERIES_KEPT],
-                           const void *k, int64_t key, float *s, int64_t width, Soon *soon) {
+// Of bf16: scores of `keys` keys from number `key` on, up to four, by lines as they are: q [rows], s [rows, width]. `kept`
+// has the queries if their size is known: in registers, then.
+INLINE void score_lines(const int rows, const int keys, const uint32_t *q, int64_t row, const __m512i *kept,
+                        const void *k, int64_t key, const int64_t d, float *s, int64_t width, Soon *soon) {
     __m512 sum[ROWS_TWOS * KEYS];
-    for (int n = 0; n < keys; n++) {
-        ask_soon_for(soon, units * LINE);
-        for (int r = 0; r < rows; r++) sum[r * keys + n] = _mm512_setzero_ps();
-        for (int unit = 0; unit < units; unit++) {
-            const char *line = (const char *)k + ((key + n) * units + unit) * LINE;
-            if (soon->again) ask_line(line + AGAIN, soon->into);
-            const __m512i numbers = in_order(_mm512_loadu_si512(line));
-            for (int r = 0; r < rows; r++)
-                sum[r * keys + n] = add_twos(sum[r * keys + n], numbers, query[r * units + unit]);
+    for (int n = 0; n < ROWS_TWOS * KEYS; n++) sum[n] = _mm512_setzero_ps();
+    if (kept || (d >= 128 && rows <= 2)) {
+#pragma GCC unroll 4
+        for (int n = 0; n < keys; n++) {
+            ask_soon_for(soon, length_of(STORED, d));
+            for (int64_t i = 0; i < d; i += UNIT) {
+                const char *line = (const char *)k + length_of(STORED, (key + n) * d + i);
+                if (soon->again) ask_line(line + AGAIN, soon->into);
+                const __m512i numbers = in_order(stored_at(k, key + n, i, d));
+                for (int r = 0; r < rows; r++) {
+                    const __m512i query = kept ? kept[(r * d + i) / UNIT] : _mm512_load_si512(q + r * row + i / 2);
+                    sum[r * keys + n] = add_twos(sum[r * keys + n], numbers, query);
+                }
+            }
         }
-    }
-    for (int n = 0; n < rows * keys; n += KEYS) {
-        const int last = rows * keys - 1;
-        float all[KEYS] __attribute__((aligned(16)));
-        const __m128 sums = wide_sums(sum[n], sum[n + 1 < last ? n + 1 : last], sum[n + 2 < last ? n + 2 : last],
-                                      sum[n + 3 < last ? n + 3 : last]);
-        if (keys == KEYS) _mm_storeu_ps(s + n / KEYS * width, sums);
-        else if (keys == 2) {
-            _mm_storel_pi((__m64 *)(s + n / 2 * width), sums);
-            if (n + 2 <= last) _mm_storeh_pi((__m64 *)(s + (n / 2 + 1) * width), sums);
-        } else {
-            _mm_store_ps(all, sums);
-            for (int r = n; r < rows && r < n + KEYS; r++) s[r * width] = all[r - n];
+    } else  // where loops are not unrolled, four at once hide what an addition waits for
+        for (int64_t i = 0; i < d; i += UNIT) {
+            ask_soon_for(soon, keys * LINE);
+            __m512i query[ROWS_TWOS];
+            for (int r = 0; r < rows; r++) query[r] = _mm512_load_si512(q + r * row + i / 2);
+            for (int n = 0; n < keys; n++) {
+                const __m512i numbers = stored_at(k, key + n, i, d);
+                for (int r = 0; r < rows; r++) sum[r * keys + n] = add_twos(sum[r * keys + n], numbers, query[r]);
+            }
         }
+    for (int n = 0; n < rows * keys; n += 4) {
+        const __m128 scores = wide_sums(sum[n], sum[n + 1], sum[n + 2], sum[n + 3]);
+        float *to = s + n / keys * width;
+        if (keys == 4) _mm_storeu_ps(to, scores);
+        else if (keys == 2) _mm_storel_pi((__m64 *)to, scores), _mm_storeh_pi((__m64 *)(to + width), scores);
+        else
+            _mm_mask_i32scatter_ps(to, (__mmask8)first_of(rows),
+                                   _mm_setr_epi32(0, (int)width, 2 * (int)width, 3 * (int)width), scores, 4);
     }
 }
 
@@ -249,19 +248,67 @@ INLINE void score_in_order(const int rows, const int units, const int keys, cons
 INLINE void score_few_lines(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
                             int64_t width, Soon *soon) {
     const int64_t row = row_of_twos(d);
+    const int known = __builtin_constant_p(d) && rows * d / UNIT <= KEPT;
+    const int at_once = known && rows * d / UNIT + rows * KEYS >= 32 ? KEYS / 2 : KEYS;  // registers
+    __m512i kept[KEPT];
+    for (int n = 0; known && n < rows * d / UNIT; n++)
+        kept[n] = _mm512_load_si512(q + n * UNIT / d * row + n * UNIT % d / 2);
     int64_t key = 0;
-    if (__builtin_constant_p(d) && d % UNIT == 0 && rows * d / UNIT <= QUERIES_KEPT) {
-        const int units = (int)(d / UNIT), at_once = rows * d / UNIT > 12 ? 2 : KEYS;
-        __m512i query[QUERIES_KEPT];
-        for (int r = 0; r < rows; r++)
-            for (int unit = 0; unit < units; unit++)
-                query[r * units + unit] = _mm512_load_si512(q + r * row + unit * 16);
-        for (; key + at_once <= keys; key += at_once)
-            score_in_order(rows, units, at_once, query, k, key, s + key, width, soon);
-        for (; key < keys; key++) score_in_order(rows, units, 1, query, k, key, s + key, width, soon);
+    for (; key + at_once <= keys; key += at_once)
+        score_lines(rows, at_once, q, row, known ? kept : 0, k, key, d, s + key, width, soon);
+    for (; key < keys; key++) score_lines(rows, 1, q, row, known ? kept : 0, k, key, d, s + key, width, soon);
+}
+
+// Of bf16: scores of 16 keys from number `key` on, or of `keys` of them and whatever is behind them, of queries that lie
+// beside each other.
+INLINE void score_sixteen(const int rows, const int all, int64_t keys, const uint32_t *q, const void *k, int64_t key,
+                          const int64_t d, float *s, int64_t width, Soon *soon) {
+    __m512 pairs[8];  // sums of two keys each: lane 4 i + 2 n + r is that of key n and row 2 i + r
+    for (int eight = 0; eight < 16; eight += 8) {
+        __m512 sum[8];
+        const char *from[8];
+        for (int n = 0; n < 8; n++) {
+            from[n] = (const char *)k + length_of(BF16, d) * (key + (all || eight + n < keys ? eight + n : 0));
+            sum[n] = _mm512_setzero_ps();
+        }
+        const char *again = from[0] + AGAIN;
+        for (int64_t t = 0; t < d / 4; t++, again += LINE) {  // of eight keys, four numbers are a line
+            if (all) ask_soon_for(soon, LINE);
+            if (soon->again) ask_line(again, soon->into);
+            const __m512i query = _mm512_load_si512(q + t * 2 * BESIDE);
+            for (int n = 0; n < 8; n++) {
+                long long twos;
+                memcpy(&twos, from[n] + 8 * t, 8);
+                sum[n] = add_twos(sum[n], _mm512_set1_epi64(twos), query);
+            }
+        }
+        for (int n = 0; n < 8; n += 2)
+            pairs[(eight + n) / 2] =
+                _mm512_add_ps(_mm512_shuffle_ps(sum[n], sum[n + 1], 0x88), _mm512_shuffle_ps(sum[n], sum[n + 1], 0xdd));
     }
-    for (; key + KEYS <= keys; key += KEYS) score_lines(rows, KEYS, q, row, k, key, d, s + key, width, soon);
-    for (; key < keys; key++) score_lines(rows, 1, q, row, k, key, d, s + key, width, soon);
+    for (int odd = 0; odd < 2; odd++) {
+        __m512 fours[4];  // of four keys: lanes 4 i to 4 i + 3 are those of row 2 i + odd
+        for (int n = 0; n < 4; n++) {
+            const __m512 one = pairs[2 * n], other = pairs[2 * n + 1];
+            fours[n] = odd ? _mm512_shuffle_ps(one, other, 0xdd) : _mm512_shuffle_ps(one, other, 0x88);
+        }
+        for (int upper = 0; upper < 2; upper++) {
+            const __m512 a =
+                upper ? _mm512_shuffle_f32x4(fours[0], fours[1], 0xee) : _mm512_shuffle_f32x4(fours[0], fours[1], 0x44);
+            const __m512 b =
+                upper ? _mm512_shuffle_f32x4(fours[2], fours[3], 0xee) : _mm512_shuffle_f32x4(fours[2], fours[3], 0x44);
+            const int row = 4 * upper + odd;
+            if (row < rows) _mm512_store_ps(s + row * width, _mm512_shuffle_f32x4(a, b, 0x88));
+            if (row + 2 < rows) _mm512_store_ps(s + (row + 2) * width, _mm512_shuffle_f32x4(a, b, 0xdd));
+        }
+    }
+}
+
+INLINE void score_few_beside(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
+                             int64_t width, Soon *soon) {
+    int64_t key = 0;
+    for (; key + 16 <= keys; key += 16) score_sixteen(rows, 1, 16, q, k, key, d, s + key, width, soon);
+    if (key < keys) score_sixteen(rows, 0, keys - key, q, k, key, d, s + key, width, soon);
 }
 
 // Of fp8: scores of eight keys from number `key` on, or of `keys` of them and whatever is behind them: q [rows], s [rows,
@@ -319,9 +366,10 @@ INLINE void score_few_tiles(const int rows, const uint32_t *q, const void *k, co
 }
 
 // Few rows of bf16 are computed as many at once as the registers have room for.
-INLINE void score_few(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
-                      int64_t width, Soon *soon) {
+INLINE void score_few(const int rows, const int beside, const uint32_t *q, const void *k, const int64_t d, int64_t keys,
+                      float *s, int64_t width, Soon *soon) {
     if (STORED == FP8) score_few_tiles(rows, q, k, d, keys, s, width, soon);
+    else if (beside) score_few_beside(rows, q, k, d, keys, s, width, soon);
     else if (rows <= ROWS_TWOS) score_few_lines(rows, q, k, d, keys, s, width, soon);
     else {
         score_few_lines(ROWS_TWOS, q, k, d, keys, s, width, soon);
@@ -444,17 +492,38 @@ INLINE void score_turned_lines(const int rows, const int columns, const uint32_t
         }
 }
 
-INLINE void score_turned(const int rows, const int columns, const uint32_t *q, int64_t apart, const uint32_t *tile,
-                         int64_t units, float *s, int64_t width) {
+// The same of queries that lie beside each other, whose two sums are added up as `score_sixteen` does.
+INLINE void score_turned_beside(const int rows, const int columns, const uint32_t *q, const uint32_t *tile,
+                                int64_t units, float *s, int64_t width) {
+    __m512 sum[2][ROWS_TWOS][2];
+    for (int odd = 0; odd < 2; odd++)
+        for (int r = 0; r < rows; r++)
+            for (int n = 0; n < columns; n++) sum[odd][r][n] = _mm512_setzero_ps();
+    for (int64_t t = 0; t < 8 * units; t++, q += 2 * BESIDE)
+        for (int odd = 0; odd < 2; odd++, tile += TURNED)
+            for (int r = 0; r < rows; r++) {
+                const __m512i query = _mm512_set1_epi32((int)q[2 * r + odd]);
+                for (int n = 0; n < columns; n++)
+                    sum[odd][r][n] = add_twos(sum[odd][r][n], _mm512_load_si512(tile + 16 * n), query);
+            }
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < columns; n++)
+            _mm512_store_ps(s + r * width + 16 * n, _mm512_add_ps(sum[0][r][n], sum[1][r][n]));
+}
+
+INLINE void score_turned(const int rows, const int columns, const int beside, const uint32_t *q, int64_t row, int64_t d,
+                         const uint32_t *tile, int64_t units, float *s, int64_t width) {
+    const int64_t apart = row_of_twos(d);
+    q += beside ? beside_of(d, row) : row * apart, s += row * width;
     if (STORED == FP8) score_turned_blocks(rows, columns, q, apart, tile, units, s, width);
+    else if (beside) score_turned_beside(rows, columns, q, tile, units, s, width);
     else score_turned_lines(rows, columns, q, apart, tile, units, s, width);
 }
 
-#define SCORE_TURNED(R, COLUMNS, UNITS)                                                                                \
-    score_turned(R, COLUMNS, q + row * apart, apart, tile, UNITS, s + row * width + key, width)
-INLINE void score_many(const uint32_t *q, const uint32_t *tile, int64_t d, int64_t rows, int64_t keys, float *s,
-                       int64_t width) {
-    const int64_t units = units_in(d), apart = row_of_twos(d);
+#define SCORE_TURNED(R, COLUMNS, UNITS) score_turned(R, COLUMNS, beside, q, row, d, tile, UNITS, s + key, width)
+INLINE void score_many(const int beside, const uint32_t *q, const uint32_t *tile, int64_t d, int64_t rows, int64_t keys,
+                       float *s, int64_t width) {
+    const int64_t units = units_in(d);
     for (int64_t key = 0; key < keys; key += TURNED, tile += units * 16 * TURNED)
         if (keys - key <= 16) {
             BY_WIDE_ROWS(rows, 4, SCORE_TURNED, 1, units)
@@ -566,24 +635,23 @@ INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int
 
 // What few rows ask for. Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only
 // into the second cache, where four rows or less leave time for it; into the first one nothing is gained.
-INLINE Soon asked_by(const int rows, const int into, const Attention *a, int which, int64_t first, int next_which,
-                     int64_t next) {
+INLINE Soon asked_by(const int into, const Attention *a, int which, int64_t first, int next_which, int64_t next) {
     Soon soon = asked_soon(a, which, first, next_which, next);
     soon.into = into;
-    soon.again = STORED == FP8 || (rows <= ROWS_TWOS && into == INTO_SECOND);
+    soon.again = STORED == FP8 || into == INTO_SECOND;
     return soon;
 }
 
-INLINE void look_by_few(const int64_t d, const int rows, const int into, PAGE) {
+INLINE void look_by_few(const int64_t d, const int rows, const int beside, const int into, PAGE) {
     const int64_t width = whole(a->page_size, TURNED), wide = wide_of(d), some = keys;
     const int64_t columns = whole(a->value_dim, AT_ONCE);
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
     const uint32_t *p = (const uint32_t *)room;
     const void *from = vectors(a, 1, first).numbers;
-    Soon soon = one ? asked_by(rows, into, a, 0, first, 0, after) : asked_by(rows, into, a, 0, first, 1, first);
-    score_few(rows, twos_of(of), vectors(a, 0, first).numbers, d, keys, room, width, &soon);
+    Soon soon = one ? asked_by(into, a, 0, first, 0, after) : asked_by(into, a, 0, first, 1, first);
+    score_few(rows, beside, twos_of(of), vectors(a, 0, first).numbers, d, keys, room, width, &soon);
     weigh_all(a, block, start, keys, rows, room, width, &of->sums, wide);
-    if (!one) soon = asked_by(rows, into, a, 1, first, 0, after);
+    if (!one) soon = asked_by(into, a, 1, first, 0, after);
     BY_WIDE_ROWS(rows, 6, OUTPUT, 0)
 }
 
@@ -597,7 +665,8 @@ INLINE void look_by_many(const int64_t d, PAGE) {
     (void)after;
     make_twos(vectors(a, 0, first).numbers, keys, d, made);
     turn_keys(made, keys, units, tiles);
-    score_many(twos_of(of), tiles, d, rows, keys, s, width);
+    if (lie_beside(a)) score_many(1, twos_of(of), tiles, d, rows, keys, s, width);
+    else score_many(0, twos_of(of), tiles, d, rows, keys, s, width);
     weigh_all(a, block, start, keys, rows, s, width, &of->sums, wide);
     const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = 2 * pairs;
     for (int64_t key = 0; key < keys; key += chunk) {
@@ -610,48 +679,62 @@ INLINE void look_by_many(const int64_t d, PAGE) {
 }
 
 // A function for each number of rows, few ones, and for heads of 64 and 128 numbers and all others: what is known while it
-// is compiled stays in registers.
+// is compiled stays in registers. So it is with where is asked to, but for rows of several tokens.
 typedef void (*Look)(PAGE);
 #define LOOK(NAME, CALL, ...)                                                                                          \
     static __attribute__((noinline)) void wide_attention_twos_##NAME(PAGE) {                                           \
         CALL(__VA_ARGS__, a, block, of, first, start, keys, after, room);                                              \
     }
-#define LOOKS(D, NUMBERS, INTO)                                                                                        \
-    LOOK(few_##D##_1, look_by_few, NUMBERS, 1, INTO)                                                                   \
-    LOOK(few_##D##_2, look_by_few, NUMBERS, 2, INTO)                                                                   \
-    LOOK(few_##D##_3, look_by_few, NUMBERS, 3, INTO)                                                                   \
-    LOOK(few_##D##_4, look_by_few, NUMBERS, 4, INTO)                                                                   \
-    LOOK(few_##D##_5, look_by_few, NUMBERS, 5, INTO)                                                                   \
-    LOOK(few_##D##_6, look_by_few, NUMBERS, 6, INTO)                                                                   \
-    LOOK(few_##D##_7, look_by_few, NUMBERS, 7, INTO)                                                                   \
-    LOOK(few_##D##_8, look_by_few, NUMBERS, 8, INTO)
-LOOK(many_any, look_by_many, a->head_dim)
-LOOK(many_64, look_by_many, 64)
-LOOK(many_128, look_by_many, 128)
-LOOKS(any, a->head_dim, a->into)
-LOOKS(64_0, 64, 0)
-LOOKS(64_1, 64, 1)
-LOOKS(64_2, 64, 2)
-LOOKS(128_0, 128, 0)
-LOOKS(128_1, 128, 1)
-LOOKS(128_2, 128, 2)
+#define FOUR_LOOKS(NAME, NUMBERS, MORE, BESIDE_EACH_OTHER, INTO)                                                       \
+    LOOK(NAME##_1, look_by_few, NUMBERS, MORE + 1, BESIDE_EACH_OTHER, INTO)                                            \
+    LOOK(NAME##_2, look_by_few, NUMBERS, MORE + 2, BESIDE_EACH_OTHER, INTO)                                            \
+    LOOK(NAME##_3, look_by_few, NUMBERS, MORE + 3, BESIDE_EACH_OTHER, INTO)                                            \
+    LOOK(NAME##_4, look_by_few, NUMBERS, MORE + 4, BESIDE_EACH_OTHER, INTO)
+#define FEW_LOOKS(D, NUMBERS, INTO)                                                                                    \
+    FOUR_LOOKS(few_##D, NUMBERS, 0, 0, INTO)                                                                           \
+    FOUR_LOOKS(beside_##D, NUMBERS, 4, STORED == BF16, INTO)
+#define LOOKS(D, NUMBERS)                                                                                              \
+    FOUR_LOOKS(more_##D, NUMBERS, 4, 0, a->into)                                                                       \
+    LOOK(many_##D, look_by_many, NUMBERS)
+LOOKS(any, a->head_dim)
+LOOKS(64, 64)
+LOOKS(128, 128)
+FEW_LOOKS(any, a->head_dim, a->into)
+FEW_LOOKS(64_first, 64, INTO_FIRST)
+FEW_LOOKS(64_first_only, 64, INTO_FIRST_ONLY)
+FEW_LOOKS(64_second, 64, INTO_SECOND)
+FEW_LOOKS(128_first, 128, INTO_FIRST)
+FEW_LOOKS(128_first_only, 128, INTO_FIRST_ONLY)
+FEW_LOOKS(128_second, 128, INTO_SECOND)
 
-#define LOOKS_OF(D)                                                                                                    \
-    {wide_attention_twos_few_##D##_1, wide_attention_twos_few_##D##_2, wide_attention_twos_few_##D##_3,                \
-     wide_attention_twos_few_##D##_4, wide_attention_twos_few_##D##_5, wide_attention_twos_few_##D##_6,                \
-     wide_attention_twos_few_##D##_7, wide_attention_twos_few_##D##_8}
-static const Look FEW[3][3][FEW_TWOS] = {{LOOKS_OF(any), LOOKS_OF(any), LOOKS_OF(any)},
-                                         {LOOKS_OF(64_0), LOOKS_OF(64_1), LOOKS_OF(64_2)},
-                                         {LOOKS_OF(128_0), LOOKS_OF(128_1), LOOKS_OF(128_2)}};
-static const Look MANY[3] = {wide_attention_twos_many_any, wide_attention_twos_many_64, wide_attention_twos_many_128};
+#define NAMED(NAME) wide_attention_twos_##NAME
+#define FOUR(NAME) {NAMED(NAME##_1), NAMED(NAME##_2), NAMED(NAME##_3), NAMED(NAME##_4)}
+typedef struct {
+    Look few[INTO_SECOND + 1][ROWS_TWOS], beside[INTO_SECOND + 1][ROWS_TWOS], more[ROWS_TWOS], many;
+} Looks;
+static const Looks LOOKS_BY_SIZE[] = {{{FOUR(few_any), FOUR(few_any), FOUR(few_any)},
+                                       {FOUR(beside_any), FOUR(beside_any), FOUR(beside_any)},
+                                       FOUR(more_any),
+                                       NAMED(many_any)},
+                                      {{FOUR(few_64_first), FOUR(few_64_first_only), FOUR(few_64_second)},
+                                       {FOUR(beside_64_first), FOUR(beside_64_first_only), FOUR(beside_64_second)},
+                                       FOUR(more_64),
+                                       NAMED(many_64)},
+                                      {{FOUR(few_128_first), FOUR(few_128_first_only), FOUR(few_128_second)},
+                                       {FOUR(beside_128_first), FOUR(beside_128_first_only), FOUR(beside_128_second)},
+                                       FOUR(more_128),
+                                       NAMED(many_128)}};
 
 static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                         int64_t start, int64_t after, float *room) {
     const int64_t rows = block[1] * a->group, left = block[2] + block[1] - start;
     const int64_t keys = left < a->page_size ? left : a->page_size;
     const int64_t size = a->head_dim;
-    const int size_n = size == 64 ? 1 : size == 128 ? 2 : 0;
-    const Look look = rows <= FEW_TWOS ? FEW[size_n][a->into][rows - 1] : MANY[size_n];
+    const Looks *looks = LOOKS_BY_SIZE + (size == 64 ? 1 : size == 128 ? 2 : 0);
+    const Look look = rows > FEW_TWOS        ? looks->many
+                      : rows <= ROWS_TWOS    ? looks->few[a->into][rows - 1]
+                      : a->group > ROWS_TWOS ? looks->beside[a->into][rows - ROWS_TWOS - 1]
+                                             : looks->more[rows - ROWS_TWOS - 1];
     look(a, block, of, first_vector(a, block, kv_head, start), start, keys, after, room);
 }
 
