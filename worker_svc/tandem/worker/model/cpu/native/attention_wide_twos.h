@@ -143,19 +143,10 @@ INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float 
     for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
 }
 
-#define WEIGH(ROWS)                                                                                                    \
-    static __attribute__((noinline)) void wide_attention_twos_weigh_##ROWS(                                            \
-        float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l) {                          \
-        weigh(ROWS, s, apart, width, o, wide, m, l);                                                                   \
-    }
-WEIGH(1)
-WEIGH(2)
-WEIGH(3)
-WEIGH(4)
-
 // The same of all rows of a block. What a row does not see of the page at `start` weighs nothing.
-INLINE void weigh_all(const Attention *a, const int32_t *block, int64_t start, int64_t keys, int64_t rows, float *s,
-                      int64_t apart, const Sums *of, int64_t wide) {
+static __attribute__((noinline)) void wide_attention_twos_weigh(const Attention *a, const int32_t *block, int64_t start,
+                                                                int64_t keys, int64_t rows, float *s, int64_t apart,
+                                                                const Sums *of, int64_t wide) {
     const int64_t width = whole(keys, UNIT);
     for (int64_t row = 0; row < rows;) {
         int some = 0;  // rows that see anything
@@ -167,10 +158,10 @@ INLINE void weigh_all(const Attention *a, const int32_t *block, int64_t start, i
             hide(here, width, seen);
         }
         float *here = s + row * apart, *m = of->m + row, *l = of->l + row * LANES, *o = of->o + row * wide;
-        if (some == 4) wide_attention_twos_weigh_4(here, apart, width, o, wide, m, l);
-        else if (some == 3) wide_attention_twos_weigh_3(here, apart, width, o, wide, m, l);
-        else if (some == 2) wide_attention_twos_weigh_2(here, apart, width, o, wide, m, l);
-        else if (some) wide_attention_twos_weigh_1(here, apart, width, o, wide, m, l);
+        if (some == 4) weigh(4, here, apart, width, o, wide, m, l);
+        else if (some == 3) weigh(3, here, apart, width, o, wide, m, l);
+        else if (some == 2) weigh(2, here, apart, width, o, wide, m, l);
+        else if (some) weigh(1, here, apart, width, o, wide, m, l);
         else memset(here, 0, (size_t)width * sizeof(uint16_t)), some = 1;
         row += some;
     }
@@ -606,9 +597,9 @@ INLINE void output_columns(const int rows, const int vectors, const int paired, 
         for (int n = 0; n < vectors; n++) _mm512_store_ps(o + r * wide + i + 16 * n, sum[r][n]);
 }
 
-// More rows than OUTPUT_ROWS take two turns, each of which asks for half of what comes next.
-INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int64_t width, const void *v,
-                        const int64_t d, int64_t columns, int64_t keys, float *o, int64_t wide, int64_t all_rows,
+// `half` as above.
+INLINE void output_rows(const int rows, const int paired, const int half, const uint32_t *p, int64_t width,
+                        const void *v, const int64_t d, int64_t columns, int64_t keys, float *o, int64_t wide,
                         Soon *soon) {
 #define COLUMNS_OF(VECTORS, HALF)                                                                                      \
     output_columns(rows, VECTORS, paired, HALF, p, width, v, i, d, columns, keys, o, wide, soon)
@@ -616,8 +607,7 @@ INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int
     if (rows <= 3)
         for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 0);
     for (; i + 64 <= columns; i += 64) {
-        if (all_rows > OUTPUT_ROWS) COLUMNS_OF(4, 1);
-        else COLUMNS_OF(4, 0);
+        COLUMNS_OF(4, half);
     }
     if (i < columns) COLUMNS_OF(2, 0);
 #undef COLUMNS_OF
@@ -630,8 +620,8 @@ INLINE void output_rows(const int rows, const int paired, const uint32_t *p, int
     const Attention *a, const int32_t *block, const Piece *of, int64_t first, int64_t start, int64_t keys,             \
         int64_t after, float *room
 
-#define OUTPUT(R, IN_PAIRS)                                                                                            \
-    output_rows(R, IN_PAIRS, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, rows, &soon)
+#define OUTPUT(R, IN_PAIRS, HALF)                                                                                      \
+    output_rows(R, IN_PAIRS, HALF, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, &soon)
 
 // What few rows ask for. Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only
 // into the second cache, where four rows or less leave time for it; into the first one nothing is gained.
@@ -650,9 +640,14 @@ INLINE void look_by_few(const int64_t d, const int rows, const int beside, const
     const void *from = vectors(a, 1, first).numbers;
     Soon soon = one ? asked_by(into, a, 0, first, 0, after) : asked_by(into, a, 0, first, 1, first);
     score_few(rows, beside, twos_of(of), vectors(a, 0, first).numbers, d, keys, room, width, &soon);
-    weigh_all(a, block, start, keys, rows, room, width, &of->sums, wide);
+    wide_attention_twos_weigh(a, block, start, keys, rows, room, width, &of->sums, wide);
     if (!one) soon = asked_by(into, a, 1, first, 0, after);
-    BY_WIDE_ROWS(rows, 6, OUTPUT, 0)
+    // More rows take two turns, each of which asks for half of what comes next.
+    const int turn = rows > OUTPUT_ROWS || rows == 5 ? 4 : rows;
+    int row = 0;
+    OUTPUT(turn, 0, rows > turn);
+    row = turn;
+    if (rows > turn) OUTPUT(rows - turn, 0, 1);
 }
 
 INLINE void look_by_many(const int64_t d, PAGE) {
@@ -667,14 +662,14 @@ INLINE void look_by_many(const int64_t d, PAGE) {
     turn_keys(made, keys, units, tiles);
     if (lie_beside(a)) score_many(1, twos_of(of), tiles, d, rows, keys, s, width);
     else score_many(0, twos_of(of), tiles, d, rows, keys, s, width);
-    weigh_all(a, block, start, keys, rows, s, width, &of->sums, wide);
+    wide_attention_twos_weigh(a, block, start, keys, rows, s, width, &of->sums, wide);
     const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = 2 * pairs;
     for (int64_t key = 0; key < keys; key += chunk) {
         const int64_t some = keys - key < chunk ? keys - key : chunk;
         const uint32_t *p = (const uint32_t *)s + key / 2, *from = tiles;
         make_twos(vectors(a, 1, first + key).numbers, some, d, made);
         pair_values(made, some, units, columns, tiles);
-        BY_WIDE_ROWS(rows, 6, OUTPUT, 1)
+        BY_WIDE_ROWS(rows, 6, OUTPUT, 1, 0)
     }
 }
 
