@@ -11,18 +11,23 @@
 
 typedef struct {
     const char *next, *end, *then, *then_end;
-    int64_t step;            // bytes, those of KEYS vectors
-    int into, again;         // `again`: of bf16 and fp8, whether lines are asked for once more, AGAIN bytes ahead
+    int64_t step;  // bytes, those of KEYS vectors
+    int into;
+    int64_t again;           // of bf16: how far ahead lines are asked for once more; 0: they are not
     const float *constants;  // of what follows, or 0
 } Soon;
 
-INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_which, int64_t next) {
+INLINE Soon asked_ahead(int64_t most, const Attention *a, int which, int64_t first, int next_which, int64_t next) {
     const int64_t length = length_of(a->format, a->head_dim), bytes = a->page_size * length;
-    const int64_t some = bytes < SOON ? bytes : SOON;
+    const int64_t some = bytes < most ? bytes : most;
     const char *from = (const char *)a->part[which][0] + first * length;
     const char *then = (const char *)a->part[next_which][0] + next * length;
     const Soon soon = {from + some, from + bytes, then, then + some, KEYS * length, a->into, 0, 0};
     return soon;
+}
+
+INLINE Soon asked_soon(const Attention *a, int which, int64_t first, int next_which, int64_t next) {
+    return asked_ahead(SOON, a, which, first, next_which, next);
 }
 
 // The constants of a page's keys and values, all at once.
