@@ -201,7 +201,7 @@ INLINE void score_lines(const int rows, const int keys, const uint32_t *q, int64
     __m512 sum[ROWS_TWOS * KEYS];
     for (int n = 0; n < ROWS_TWOS * KEYS; n++) sum[n] = _mm512_setzero_ps();
     if (kept || (d >= 128 && rows <= 2)) {
-#pragma GCC unroll 4
+#pragma GCC unroll 4  // KEYS
         for (int n = 0; n < keys; n++) {
             ask_soon_for(soon, length_of(STORED, d));
             for (int64_t i = 0; i < d; i += UNIT) {
@@ -220,6 +220,8 @@ INLINE void score_lines(const int rows, const int keys, const uint32_t *q, int64
             __m512i query[ROWS_TWOS];
             for (int r = 0; r < rows; r++) query[r] = _mm512_load_si512(q + r * row + i / 2);
             for (int n = 0; n < keys; n++) {
+                const char *line = (const char *)k + length_of(STORED, (key + n) * d + i);
+                if (soon->again) ask_line(line + soon->again, soon->into);
                 const __m512i numbers = stored_at(k, key + n, i, d);
                 for (int r = 0; r < rows; r++) sum[r * keys + n] = add_twos(sum[r * keys + n], numbers, query[r]);
             }
@@ -624,13 +626,13 @@ INLINE void output_rows(const int rows, const int paired, const int half, const 
     output_rows(R, IN_PAIRS, HALF, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, &soon)
 
 // What few rows ask for. Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only
-// into the second cache, and three rows and more further ahead: weights take longer, meanwhile nothing is asked for. Into the
+// into the second cache, and four rows and more further ahead: weights take longer, meanwhile nothing is asked for. Into the
 // first one nothing is gained.
 #define SOON_OF_SEVERAL 14336
 #define AGAIN_OF_SEVERAL 12288
 INLINE Soon asked_by(const int rows, const int into, const Attention *a, int which, int64_t first, int next_which,
                      int64_t next) {
-    const int several = STORED == BF16 && into == INTO_SECOND && rows > 2;
+    const int several = STORED == BF16 && into == INTO_SECOND && rows > 3;
     Soon soon = asked_ahead(several ? SOON_OF_SEVERAL : SOON, a, which, first, next_which, next);
     soon.into = into;
     soon.again = STORED == BF16 && into != INTO_SECOND ? 0 : several && a->head_dim > 64 ? AGAIN_OF_SEVERAL : AGAIN;
