@@ -22,9 +22,9 @@ from tests.worker_svc.model.cuda.kernels.attention_reference import attention as
 
 # Heads, kv heads, head dim.
 LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32), (2, 2, 6), (3, 1, 10)]
-SIZES = [((4, 2, size), 70 * (size % 3)) for size in (64, 80, 96, 128, 192, 256)]
+SIZES = [((4, 2, size), 70 * (size % 3)) for size in (64, 80, 96, 128, 192, 256)] + [((4, 1, 80), 0), ((7, 1, 96), 70)]
 GROUPS = [((group, 1, 64), 100 * (group % 2)) for group in range(1, 17)] + [
-    ((group, 1, 128), 70) for group in (1, 3, 16)
+    ((group, 1, 128), 70) for group in (1, 3, 4, 7, 16)
 ]
 KINDS: dict[str, type[TorchOperations]] = {
     "torch": TorchOperations,
@@ -259,7 +259,7 @@ def test_a_decode_is_that_of_float64_with_the_bits_of_a_prefill_in_any_number_of
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        *(("float32", (3, 1, 128)), ("bfloat16", (4, 2, 64)), ("fp8", (3, 1, 128))),
+        *(("float32", (3, 1, 128)), ("bfloat16", (4, 2, 64)), ("bfloat16", (8, 1, 64)), ("fp8", (3, 1, 128))),
         *(("int8", (4, 2, 64)), ("int4", (3, 1, 128))),
     ],
 )

@@ -608,9 +608,7 @@ INLINE void output_rows(const int rows, const int paired, const int half, const 
     int64_t i = 0;
     if (rows <= 3)
         for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 0);
-    for (; i + 64 <= columns; i += 64) {
-        COLUMNS_OF(4, half);
-    }
+    for (; i + 64 <= columns; i += 64) COLUMNS_OF(4, half);
     if (i < columns) COLUMNS_OF(2, 0);
 #undef COLUMNS_OF
 }
@@ -650,11 +648,11 @@ INLINE void look_by_few(const int64_t d, const int rows, const int beside, const
     wide_attention_twos_weigh(a, block, start, keys, rows, room, width, &of->sums, wide);
     if (!one) soon = asked_by(rows, into, a, 1, first, 0, after);
     // More rows take two turns, each of which asks for half of what comes next.
-    const int turn = rows > OUTPUT_ROWS || rows == 5 ? 4 : rows;
+    const int turn = rows > OUTPUT_ROWS || rows == 5 ? 4 : rows, more = rows - turn;
     int row = 0;
-    OUTPUT(turn, 0, rows > turn);
+    OUTPUT(turn, 0, more > 0);
     row = turn;
-    if (rows > turn) OUTPUT(rows - turn, 0, 1);
+    if (more) OUTPUT(more, 0, 1);
 }
 
 INLINE void look_by_many(const int64_t d, PAGE) {
