@@ -101,29 +101,20 @@ INLINE __m512i in_order(__m512i loaded) {
 // The first `count` of 32 bits.
 INLINE __mmask32 first_of(int64_t count) { return count >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << count) - 1; }
 
-// The sums of four vectors, their lanes always added in one order.
-INLINE __m128 wide_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-    const __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
-// The largest of each of four vectors that have no NaN.
-INLINE __m128 wide_maxima(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512 all = _mm512_max_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-    const __m256 half =
-        _mm256_max_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
-    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
+// What becomes of each of four vectors, whose lanes are always taken in one order.
+#define OF_FOUR_VECTORS(NAME, OF_TWO)                                                                                  \
+    INLINE __m128 NAME(__m512 a, __m512 b, __m512 c, __m512 d) {                                                       \
+        const __m512 ab = _mm512_##OF_TWO(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));                         \
+        const __m512 cd = _mm512_##OF_TWO(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));                         \
+        const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));                            \
+        const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));                           \
+        const __m512 all = _mm512_##OF_TWO(_mm512_castpd_ps(low), _mm512_castpd_ps(high));                             \
+        const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1));                       \
+        const __m256 half = _mm256_##OF_TWO(_mm512_castps512_ps256(all), upper);                                       \
+        return _mm_##OF_TWO(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));                             \
+    }
+OF_FOUR_VECTORS(wide_sums, add_ps)
+OF_FOUR_VECTORS(wide_maxima, max_ps)  // of what has no NaN
 
 // As `exponential`.
 INLINE __m512 wide_exponential(__m512 x) {

@@ -13,7 +13,8 @@
 //
 // Few rows of bf16 wait for memory. A core has so many misses in flight and no more, so each key's or value's lines are
 // loaded in the order that they lie in, and as many of what comes next are asked for right before: four keys' at once, in
-// another order, read 61 to 63 GB/s where this reads 65 to 68, of 78 (benchmarks/pages/long_contexts.md).
+// another order, read 61 to 63 GB/s where this reads 65 to 68, of 78 (benchmarks/pages/long_contexts.md). Keys whose queries
+// lie beside each other are loaded eight at once: arithmetic is their limit.
 //
 // STORED is the format. Of fp8, 64 numbers become two units: the first has the lower half of each of their four blocks, the
 // second the upper one, as they come out of their bytes; queries and what is added up have that order.
@@ -710,6 +711,8 @@ FEW_LOOKS(128_second, 128, INTO_SECOND)
 
 #define NAMED(NAME) wide_attention_twos_##NAME
 #define FOUR(NAME) {NAMED(NAME##_1), NAMED(NAME##_2), NAMED(NAME##_3), NAMED(NAME##_4)}
+// One to four rows are `few`; five to eight are `beside`, of one token, or `more`, of several. Of fp8 nothing lies beside
+// anything: there it is known where is asked to, no more.
 typedef struct {
     Look few[INTO_SECOND + 1][ROWS_TWOS], beside[INTO_SECOND + 1][ROWS_TWOS], more[ROWS_TWOS], many;
 } Looks;
