@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, cast
 
 import regex  # type: ignore[import-untyped]
+
+from tandem.tokenizer.library_characters import FORMLESS, MARKS, MAYBE_FORMLESS
 
 Form: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Origins: TypeAlias = list[int]  # for each character of a text the number of the one that it comes from
@@ -17,6 +20,9 @@ FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 STEPS = (*FORMS, "Lowercase", "StripAccents")
 # Two characters that are no marks become some in NFKC and NFKD.
 _MANY_MARKS = regex.compile(r"[\p{M}\uff9e\uff9f]{64}")
+_FORMLESS = re.compile(f"([{FORMLESS}]+)")
+_MAYBE_FORMLESS = re.compile(f"[{MAYBE_FORMLESS}]")
+_MARKS = regex.compile(rf"\p{{M}}(?<=[{MARKS}])|[\u1cf2\u1cf3]")  # what looks behind is few: long sets are slow
 
 
 class Normalizer:
@@ -46,9 +52,9 @@ def _plain(step: str) -> Callable[[str], str]:
     if step == "Lowercase":  # one by one: lower-casing a whole text knows a final sigma
         return lambda text: text.lower() if text.isascii() else "".join(map(str.lower, text))
     if step == "StripAccents":
-        return lambda text: text if text.isascii() else "".join(filter(_is_kept, text))
+        return lambda text: str(_MARKS.sub("", text))
     form = cast(Form, step)
-    return lambda text: normalized(form, text)
+    return lambda text: normalized_by_library(form, text)
 
 
 def normalized(form: Form, text: str) -> str:
@@ -61,19 +67,29 @@ def normalized(form: Form, text: str) -> str:
     return "".join(character for character, _ in _formed(form, text))
 
 
+def normalized_by_library(form: Form, text: str) -> str:
+    """Normalizes as the library does, whose tables are older."""
+    if text.isascii() or unicodedata.is_normalized(form, text):
+        return text  # the library's forms are those of its parts, which are normalized, too
+    return "".join(part if formless else normalized(form, part) for part, formless in _parts(text))
+
+
+def _parts(text: str) -> list[tuple[str, bool]]:
+    """Returns the parts of a text, and of each whether it is what the library's normal forms leave alone."""
+    if _MAYBE_FORMLESS.search(text) is None:
+        return [(text, False)]
+    return [(part, number % 2 == 1) for number, part in enumerate(_FORMLESS.split(text))]
+
+
 def _formed(form: Form, text: str) -> list[_Made]:
     apart: Form = "NFKD" if "K" in form else "NFD"
     made = _ordered([each for character in text for each in _apart(unicodedata.normalize(apart, character))])
     return made if form == apart else _composed(made)
 
 
-def _is_kept(character: str) -> bool:
-    return unicodedata.category(character)[0] != "M"
-
-
 def _located(step: str, text: str) -> tuple[str, Origins]:
     if step == "StripAccents":
-        kept = [place for place, character in enumerate(text) if _is_kept(character)]
+        kept = [place for place, character in enumerate(text) if _MARKS.match(character) is None]
         return "".join(text[place] for place in kept), kept
     if step == "Lowercase":
         made = [each for character in text for each in _apart(character.lower())]
@@ -81,7 +97,9 @@ def _located(step: str, text: str) -> tuple[str, Origins]:
         form = cast(Form, step)
         if unicodedata.is_normalized(form, text):
             return text, list(range(len(text)))
-        made = _formed(form, text)
+        made = []
+        for part, formless in _parts(text):
+            made += [(character, 0) for character in part] if formless else _formed(form, part)
     origins: Origins = []
     at = 0
     for _, change in made:

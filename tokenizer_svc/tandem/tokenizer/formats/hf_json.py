@@ -352,9 +352,7 @@ class _Loader:
         if unk_id is None:
             raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
         longest = self._model.get("max_input_chars_per_word", 100)
-        return WpmVocabulary(
-            begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, drops_all_controls=True
-        )
+        return WpmVocabulary(begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, as_library=True)
 
     def _whole_words(self, cuts: Sequence[Cut]) -> WordsVocabulary:
         unk_id = self._unk_id()

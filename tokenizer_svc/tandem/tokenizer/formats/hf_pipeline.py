@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from tandem.tokenizer.config import Part
+from tandem.tokenizer.library_characters import PUNCTUATION
 from tandem.tokenizer.normalizing import STEPS
 from tandem.tokenizer.vocabularies.bpe.pattern_parser import NotUnderstood, parse
 from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import GPT2, PUBLISHED_WORDS, WORDS
@@ -26,7 +27,6 @@ _PIECES = {
     "MergedWithNext": r"P(?:(?!P)[\s\S])*",
 }
 _MAKE_NO_SPACE = frozenset({"NFC", "NFD", "Lowercase"})
-_PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 # Spelt out as llama.cpp does, so that the same vocabulary is the same in every format.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPELT_OUT = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -175,7 +175,7 @@ def _cut(step: Step) -> str:
             return r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
         case "Punctuation" if step.get("behavior", "Isolated") in _PIECES:
             behaviour: str = step.get("behavior", "Isolated")
-            return _PIECES[behaviour].replace("P", _PUNCTUATION)
+            return _PIECES[behaviour].replace("P", f"[{PUNCTUATION}]")
     raise _refusal("pre-tokenizer", step)
 
 
@@ -245,10 +245,12 @@ def _translated(pattern: str) -> str:
 
 _WHITE = r"\p{White_Space}"
 _WORD_CHARACTER = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}"  # \w to the library's other engine
+# What is young is left out behind the match: to search a long set is slow.
+_ONE_OF_PUNCTUATION = rf"[\p{{P}}$+<=>^`|~\u166d\U000111c9](?<=[{PUNCTUATION}])"
 _WORD_CUTS = {
     "Whitespace": [Cut(f"[{_WORD_CHARACTER}]+|[^{_WORD_CHARACTER}{_WHITE}]+", keeps=False)],
     "WhitespaceSplit": [Cut(f"[^{_WHITE}]+", keeps=False)],
-    "BertPreTokenizer": [Cut(f"[^{_WHITE}]+", keeps=False), Cut(_PUNCTUATION, keeps=True)],
+    "BertPreTokenizer": [Cut(f"[^{_WHITE}]+", keeps=False), Cut(_ONE_OF_PUNCTUATION, keeps=True)],
 }
 
 

@@ -6,13 +6,16 @@ Text is lower-cased and loses its accents, as the uncased models want it; `lower
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import regex  # type: ignore[import-untyped]
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
-from tandem.tokenizer.normalizing import normalized
+from tandem.tokenizer.library_characters import ACCENTS, CHINESE, DROPPED, PUNCTUATION
+from tandem.tokenizer.normalizing import Form, normalized, normalized_by_library
 from tandem.tokenizer.vocabulary import Located, VocabularyType
 from tandem.tokenizer.word_cache import WordCache
 
@@ -21,10 +24,31 @@ _CHINESE = (
     r"\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f"
 )
 _ALONE = rf"\p{{P}}$+<=>^`|~{_CHINESE}"  # punctuation, ASCII symbols and Chinese characters are words of their own
-_WORD = regex.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
-_DROPPED = regex.compile(r"(?!\s)[\p{Cc}\p{Cf}\p{Co}\ufffd]")
-_DROPPED_BY_LIBRARY = regex.compile(r"(?![\t\n\r])[\p{Cc}\p{Cf}\p{Co}\ufffd]")
-_ACCENT = regex.compile(r"\p{Mn}")
+_ALONE_TO_LIBRARY = PUNCTUATION + CHINESE
+
+
+class _Rules(NamedTuple):
+    """What is a word, and what is dropped; of text that is lower-cased, how it gets its normal form and what accents
+    are."""
+
+    words: re.Pattern[str]
+    dropped: re.Pattern[str]
+    accents: re.Pattern[str]
+    normalized: Callable[[Form, str], str]
+
+
+_LLAMA_CPP = _Rules(
+    words=regex.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+"),
+    dropped=regex.compile(r"(?!\s)[\p{Cc}\p{Cf}\p{Co}\ufffd]"),
+    accents=regex.compile(r"\p{Mn}"),
+    normalized=normalized,
+)
+_LIBRARY = _Rules(
+    words=re.compile(rf"[{_ALONE_TO_LIBRARY}]|[^\s{_ALONE_TO_LIBRARY}]+"),
+    dropped=re.compile(f"[{DROPPED}]"),
+    accents=regex.compile(rf"\p{{M}}(?<=[{ACCENTS}])"),
+    normalized=normalized_by_library,
+)
 
 
 class WpmVocabulary:
@@ -43,21 +67,21 @@ class WpmVocabulary:
         *,
         lowercase: bool = True,
         max_word_characters: int | None = None,
-        drops_all_controls: bool = False,
+        as_library: bool = False,
     ) -> None:
-        """With `drops_all_controls` U+000B, U+000C and U+0085 are dropped too, as by BERT's library; else they are
-        white space."""
+        """With `as_library` characters are what they are to Hugging Face's library, else what they are to llama.cpp:
+        to the latter U+000B, U+000C and U+0085 are white space, and marks and punctuation those of today's Unicode."""
         self._begin, self._inside = begin, inside
         self._unk_id = unk_id
         self._lowercase = lowercase
         self._max_word = max_word_characters
-        self._dropped = _DROPPED_BY_LIBRARY if drops_all_controls else _DROPPED
+        self._rules = _LIBRARY if as_library else _LLAMA_CPP
         self._lengths = {index: len(piece) for pieces in (inside, begin) for piece, index in pieces.items()}
         self._longest = max(map(len, [*begin, *inside]), default=1)
         self._words = WordCache(lambda words: [self._encode_word(word) for word in words])
 
     def encode(self, text: str) -> Ids:
-        return ids_of(self._words.encode(_WORD.findall(self._normalize(text))))
+        return ids_of(self._words.encode(self._rules.words.findall(self._normalize(text))))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return [self.encode(text) if text else NONE for text in texts]
@@ -70,7 +94,7 @@ class WpmVocabulary:
         ids: list[int] = []
         starts: list[int] = []
         ends: list[int] = []
-        for match in _WORD.finditer("".join(parts)):
+        for match in self._rules.words.finditer("".join(parts)):
             at = match.start()
             for index in self._words.encode([match[0]]):
                 ids.append(index)
@@ -83,17 +107,17 @@ class WpmVocabulary:
         yield b"lowercase " + str(self._lowercase).encode()
         yield b"longest word " + str(self._max_word).encode()
         yield b"unknown " + str(self._unk_id).encode()
-        if self._dropped is not _DROPPED:
-            yield b"drops all controls"
+        if self._rules is _LIBRARY:
+            yield b"characters of the library"
 
     def _normalize(self, text: str) -> str:
         """Normalizes a text. Accents are dropped, not composed, so that characters can be normalized one by one with
         the same result."""
         if self._lowercase:
-            text = _ACCENT.sub("", normalized("NFD", text))
+            text = self._rules.accents.sub("", self._rules.normalized("NFD", text))
             # The one letter that Python lower-cases by its neighbours, which neither BERT's library nor llama.cpp does.
             text = text.replace("\u03a3", "\u03c3").lower()
-        return str(self._dropped.sub("", text))
+        return self._rules.dropped.sub("", text)
 
     def _encode_word(self, word: str) -> list[int]:
         if self._max_word is not None and len(word) > self._max_word:
