@@ -1,4 +1,4 @@
-// Causal attention over pages, in fp32; attention_wide_twos.h has bf16 and fp8 its own way.
+// Causal attention over pages, in fp32; attention_wide_twos.h has bf16, fp8 and int4 its own way.
 //
 // A query looks at one page of keys after the other, from the first on that it sees, with a softmax in progress:
 //
@@ -401,6 +401,21 @@ int tandem_allow_wide_attention(int allowed) {
     return wide_is_there();
 }
 
+// With AVX-512: the same way with any number of tokens, since the bits differ.
+static const Way *wide_way(const Attention *a) {
+    const int codes = wide_twos_codes_are_there();
+    switch (a->format) {
+    case BF16: return wide_twos_is_there() ? &wide_attention_twos : &wide_attention;
+    case FP8: return codes ? &wide_attention_twos_fp8 : wide_fp8_is_there() ? &wide_attention : &narrow;
+    case INT8:
+    case INT6: return &wide_attention_digits;
+    case INT4:
+        if (a->head_dim % 128 == 0) return &wide_attention_digits;
+        return codes ? &wide_attention_twos_int4 : &wide_attention;
+    default: return &wide_attention;
+    }
+}
+
 // `most` is the largest number of tokens in a block. Keys that lie `apart` have one head and are values too. Returns 0, or
 // 1 without memory.
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
@@ -447,14 +462,8 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
     const int64_t several = at_once(few_rows, share) * numbers_at_work(few_rows, head_dim);
     const int64_t many = numbers_at_work(rows, head_dim);
     const int64_t numbers =
-        (several > many ? several : many) + room_of(rows, head_dim, page_size) + (apart ? gathered_of(&a) : 0);
-    const int there = format == FP8 ? wide_fp8_is_there() : wide_is_there();
-    // The same with any number of queries: their bits differ.
-    const Way *wide = digits_in(&a) || (format == INT4 && head_dim % 128 == 0) ? &wide_attention_digits
-                      : format == BF16 && wide_twos_is_there()                 ? &wide_attention_twos
-                      : format == FP8 && wide_twos_fp8_is_there()              ? &wide_attention_twos_fp8
-                                                                               : &wide_attention;
-    const Way *way = wide_allowed && there ? wide : &narrow;
+        (several > many ? several : many) + room_of(format, rows, head_dim, page_size) + (apart ? gathered_of(&a) : 0);
+    const Way *way = wide_allowed && wide_is_there() ? wide_way(&a) : &narrow;
     const int64_t most_jobs = count * parts + (by_stretches ? stretches / a_job : 0);
     Job *jobs = malloc((size_t)most_jobs * sizeof(Job));
     float **kept_by = malloc((size_t)count * sizeof(float *));

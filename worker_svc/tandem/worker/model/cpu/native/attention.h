@@ -138,7 +138,7 @@ typedef struct {
 
 // What is known of a piece of work between two pages: its queries, and what is added up for them.
 typedef struct {
-    float *q, *q_step;
+    float *q, *q_step, *q_sums;
     int16_t *few_q;
     Sums sums;
 } Piece;
@@ -149,12 +149,19 @@ INLINE int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of
 INLINE int64_t wide_of(int64_t d) { return whole(d, 64); }
 
 // Numbers of queries, of sums, and of what is only needed within a page. All begin at whole cache lines.
-INLINE int64_t numbers_of_queries(int64_t rows, int64_t d) { return rows * 2 * wide_of(d) + whole(rows, 16); }
+INLINE int64_t sums_of_groups(int64_t d) { return whole(wide_of(d) / 32, 16); }
+INLINE int64_t numbers_of_queries(int64_t rows, int64_t d) {
+    return rows * (2 * wide_of(d) + sums_of_groups(d)) + whole(rows, 16);
+}
 INLINE int64_t numbers_of_sums(int64_t rows, int64_t d) { return rows * (wide_of(d) + LANES) + whole(rows, 16); }
 
-INLINE int64_t room_of(int64_t rows, int64_t d, int64_t size) {
+// Of a page's constants, side by side.
+INLINE int64_t room_of_constants(int format, int64_t d, int64_t width) { return 2 * constants_of(format, d) * width; }
+
+INLINE int64_t room_of(int format, int64_t rows, int64_t d, int64_t size) {
     const int64_t width = whole(size, 32);
-    return rows * (width + width / 2) + whole(rows, 16) + width * wide_of(d);
+    const int64_t weights = format == INT4 ? sums_of_groups(d) + wide_of(d) / 64 * width : width / 2;
+    return rows * (width + weights) + whole(rows, 16) + room_of_constants(format, d, width) + width * wide_of(d);
 }
 
 INLINE Sums sums(float *room, int64_t rows, int64_t d) {
@@ -164,7 +171,8 @@ INLINE Sums sums(float *room, int64_t rows, int64_t d) {
 
 INLINE Piece piece(float *room, int64_t rows, int64_t d) {
     float *few_q = room + rows * wide_of(d);
-    const Piece of = {room, few_q + rows * wide_of(d), (int16_t *)few_q, {0}};
+    float *q_step = few_q + rows * wide_of(d);
+    const Piece of = {room, q_step, q_step + whole(rows, 16), (int16_t *)few_q, {0}};
     return of;
 }
 
@@ -186,9 +194,10 @@ typedef struct {
 } Way;
 
 // By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too, and with
-// instructions of bf16 (attention_wide_twos.h).
-extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8;
-int wide_fp8_is_there(void), wide_twos_is_there(void), wide_twos_fp8_is_there(void);
+// instructions of bf16 (attention_wide_twos.h), of fewer bits with VBMI too.
+extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8,
+    wide_attention_twos_int4;
+int wide_fp8_is_there(void), wide_twos_is_there(void), wide_twos_codes_are_there(void);
 
 // clang-format off
 #define BY_WIDE_ROWS(COUNT, HIGHEST, CALL, ...)                                                                        \

@@ -1,8 +1,8 @@
-// Attention over keys and values that are numbers of bf16, or become such exactly, by vdpbf16ps: what attention.c does,
+// Attention over keys and values that are numbers of bf16, or whose codes become such, by vdpbf16ps: what attention.c does,
 // with queries and weights rounded to bf16, as a matrix unit takes them. Scores are those of a softmax of base 2, a row's
 // weights are added up over two keys at once, and the sum that o is divided by is that of the rounded ones.
 //
-// Scores of bf16 are added up in 16 lanes of two numbers, and then across them. Keys of fp8 become tiles of four, as they
+// Scores of bf16 are added up in 16 lanes of two numbers, and then across them. Keys of codes become tiles of four, as they
 // are made wider: lane 4 b + n has two numbers of block b of key n, and only the four blocks are added up at the end. (Of
 // bf16, tiles read 0.84 as quickly for two queries of 128 numbers where memory is the limit.) A block of many rows has its
 // keys turned, so that 32 keys lie across two registers, and adds up the same in the same order.
@@ -16,14 +16,21 @@
 // another order, read 61 to 63 GB/s where this reads 65 to 68, of 78 (benchmarks/pages/long_contexts.md). Keys whose queries
 // lie beside each other are loaded eight at once: arithmetic is their limit.
 //
-// STORED is the format. Of fp8, 64 numbers become two units: the first has the lower half of each of their four blocks, the
-// second the upper one, as they come out of their bytes; queries and what is added up have that order.
+// STORED is the format: BF16, or FP8 or INT4 of codes. Of 64 codes two units are made: the first has the lower half of each
+// of their four blocks, the second the upper one, as they come out of their bytes; queries and what is added up have that
+// order. Of int4, 8 is taken for a code of 0, as step and `zero` of each group g of 32 numbers are:
+//
+//     s  = sum_g(step_g sum(q (code - 8)) + zero_g sum(q))    o  += sum(p step_g (code - 8)) + sum(p zero_g)
+//
+// A block has the codes of one group: even ones are followed by odd ones. A page's steps and zeros are turned, so that those
+// of 16 keys lie beside each other; weights times steps are two for a pair of keys, one for each group of 64 codes.
 
 #pragma once
 
 #include "attention_wide.h"
 
 #define UNIT 32        // numbers of a register
+#define CODES 64       // of a byte or less
 #define TURNED 32      // keys of two registers
 #define FEW_TWOS 8     // rows, as FEW, whose scores are computed at once
 #define ROWS_TWOS 4    // the same of turned keys
@@ -32,23 +39,27 @@
 #define OUTPUT_ROWS 6  // whose outputs are computed at once
 #define LOG2_E 1.4426950408889634f
 
+#define IN_CODES (STORED != BF16)
+#define IN_GROUPS (STORED == INT4)  // each 32 numbers have a step and a lowest one
+#define ZERO_CODE 8                 // of 4 bits, taken for 0: so products are small
+
 // Numbers that are loaded at once, and units that they become.
-#define AT_ONCE (STORED == FP8 ? 64 : UNIT)
+#define AT_ONCE (IN_CODES ? CODES : UNIT)
 #define UNITS_AT_ONCE (AT_ONCE / UNIT)
 
 INLINE int64_t units_in(int64_t d) { return whole(d, AT_ONCE) / UNIT; }
 
 // The number that block b of unit `unit` begins with, of eight.
 INLINE int64_t eight_of(int64_t unit, int64_t b) {
-    return STORED == FP8 ? unit / 2 * 64 + 16 * b + unit % 2 * 8 : unit * UNIT + 8 * b;
+    return IN_CODES ? unit / 2 * CODES + 16 * b + unit % 2 * 8 : unit * UNIT + 8 * b;
 }
 
 INLINE __mmask8 eight_there(int64_t d, int64_t first) { return first < d ? (__mmask8)first_of(d - first) : 0; }
 
-// Where a piece has its queries: of bf16 [rows, units, 16] twos; of fp8 [rows, units, 4, 16], two t of each of a unit's
+// Where a piece has its queries: of bf16 [rows, units, 16] twos; of codes [rows, units, 4, 16], two t of each of a unit's
 // blocks four times.
 INLINE uint32_t *twos_of(const Piece *of) { return (uint32_t *)of->q; }
-INLINE int64_t row_of_twos(int64_t d) { return wide_of(d) / 2 * (STORED == FP8 ? 4 : 1); }
+INLINE int64_t row_of_twos(int64_t d) { return wide_of(d) / 2 * (IN_CODES ? 4 : 1); }
 
 // Those that lie beside each other: [rows / BESIDE, units, 8, BESIDE, 2], and where a row's begin.
 INLINE int lie_beside(const Attention *a) { return STORED == BF16 && a->group > ROWS_TWOS; }
@@ -56,27 +67,42 @@ INLINE int64_t beside_of(int64_t d, int64_t row) { return row / BESIDE * BESIDE 
 
 INLINE __m512 add_twos(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
-#ifdef FLOAT8_TABLES
-// 64 numbers of e4m3 become the bytes of bf16 that two tables hold (attention_wide_fp8.c), and these two registers.
-INLINE void widen_float8(__m512i codes, __m512i to[2]) {
-    const __m512i *low = (const __m512i *)FLOAT8_TABLES[0], *high = (const __m512i *)FLOAT8_TABLES[1];
-    const __m512i lows = _mm512_permutex2var_epi8(low[0], codes, low[1]);
-    const __m512i highs = _mm512_permutex2var_epi8(high[0], codes, high[1]);
-    const __m512i all = _mm512_ternarylogic_epi32(highs, codes, _mm512_set1_epi8((char)0x80), 0xf8);  // a | b & c
+#ifdef BYTE_TABLES
+// 64 codes become the bytes of bf16 that two tables hold, of fp8 those of numbers without signs, and these two registers.
+INLINE void widen_codes(__m512i codes, __m512i to[2]) {
+    const __m512i *low = (const __m512i *)BYTE_TABLES[0], *high = (const __m512i *)BYTE_TABLES[1];
+    __m512i lows, all;
+    if (IN_GROUPS) lows = _mm512_permutexvar_epi8(codes, *low), all = _mm512_permutexvar_epi8(codes, *high);
+    else {
+        const __m512i highs = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+        lows = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+        all = _mm512_ternarylogic_epi32(highs, codes, _mm512_set1_epi8((char)0x80), 0xf8);  // a | b & c
+    }
     to[0] = _mm512_unpacklo_epi8(lows, all), to[1] = _mm512_unpackhi_epi8(lows, all);
 }
 #else
-INLINE void widen_float8(__m512i codes, __m512i to[2]) { (void)codes, (void)to; }
+INLINE void widen_codes(__m512i codes, __m512i to[2]) { (void)codes, (void)to; }
 #endif
 
-// Numbers from i on of vector n; behind `d`, zeros.
+// Of int4, numbers 2 n and 2 n + 1 are the lower and the upper half of a byte: codes are the even ones of 64, then the others.
+INLINE int64_t place_of(int64_t n) { return n / CODES * CODES + n % 2 * (CODES / 2) + n % CODES / 2; }
+
+INLINE __m512i halves(__m256i bytes) {
+    const __m512i shifts =
+        _mm512_setr_epi64(0, 0, 0, 0, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004);
+    return _mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shifts);
+}
+
+// Numbers or codes from i on of vector n; behind `d`, zeros. Of codes of 4 bits more bits are set, which tables of 64 ignore.
 INLINE __m512i stored_at(const void *vectors, int64_t n, int64_t i, int64_t d) {
-    if (STORED == FP8) {
-        const uint8_t *from = (const uint8_t *)vectors + n * d + i;
-        return d - i >= 64 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(((__mmask64)1 << (d - i)) - 1, from);
-    }
-    const uint16_t *from = (const uint16_t *)vectors + n * d + i;
-    return d - i >= UNIT ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(first_of(d - i), from);
+    const uint8_t *bytes = (const uint8_t *)vectors + n * length_of(STORED, d) + length_of(STORED, i);
+    if (IN_GROUPS)
+        return halves(d - i >= CODES ? _mm256_loadu_si256((const __m256i *)bytes)
+                                     : _mm256_maskz_loadu_epi8(first_of((d - i) / 2), bytes));
+    if (IN_CODES)
+        return d - i >= CODES ? _mm512_loadu_si512(bytes)
+                              : _mm512_maskz_loadu_epi8(((__mmask64)1 << (d - i)) - 1, bytes);
+    return d - i >= UNIT ? _mm512_loadu_si512(bytes) : _mm512_maskz_loadu_epi16(first_of(d - i), bytes);
 }
 
 // Those of four keys become tiles of what is stored, each of which becomes UNITS_AT_ONCE, in the order of their units.
@@ -88,7 +114,7 @@ INLINE void four_tiles(const __m512i x[4], __m512i to[4]) {
 }
 
 INLINE void widen(__m512i stored, __m512i to[UNITS_AT_ONCE]) {
-    if (STORED == FP8) widen_float8(stored, to);
+    if (IN_CODES) widen_codes(stored, to);
     else *to = stored;
 }
 
@@ -98,6 +124,69 @@ INLINE void make_twos(const void *vectors, int64_t keys, int64_t d, __m512i *to)
         for (int64_t i = 0; i < d; i += AT_ONCE, to += UNITS_AT_ONCE) {
             widen(stored_at(vectors, key, i, d), to);
         }
+}
+
+// The constants of a page's vectors: of each part, steps [groups, width], and then what a code of zero is; behind the last
+// key 0.
+typedef struct {
+    float *of[2];
+    int64_t groups, width;
+} Constants;
+
+INLINE int64_t groups_of(int64_t d) { return IN_GROUPS ? constants_of(INT4, d) / 2 : 1; }
+INLINE const float *steps_of(const Constants *c, int which, int64_t group) {
+    return c->of[which] + (group < c->groups ? group : c->groups - 1) * c->width;
+}
+INLINE const float *zeros_of(const Constants *c, int which, int64_t group) {
+    return steps_of(c, which, group) + c->groups * c->width;
+}
+
+// Of 16 vectors, of which `keys` are there, the `many` constants become as many times 16.
+INLINE void turn_constants(const float *from, int64_t keys, int64_t many, float *to, int64_t width) {
+    const __m512i evens = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(2));
+    for (int64_t first = 0; first < many; first += 4, to += 4 * width) {
+        const int64_t some = many - first < 4 ? many - first : 4;
+        __m512 four[4];
+        for (int64_t n = 0; n < 4; n++) {
+            if (many == 4 && keys >= 16) {
+                four[n] = _mm512_loadu_ps(from + 16 * n);
+                continue;
+            }
+            __m128 one[4];
+            for (int64_t key = 0; key < 4; key++)
+                one[key] = _mm_maskz_loadu_ps(4 * n + key < keys ? (__mmask8)first_of(some) : 0,
+                                              from + (4 * n + key) * many + first);
+            four[n] = _mm512_insertf32x4(_mm512_castps128_ps512(one[0]), one[1], 1);
+            four[n] = _mm512_insertf32x4(_mm512_insertf32x4(four[n], one[2], 2), one[3], 3);
+        }
+        for (int64_t n = 0; n < some; n += 2) {
+            const __m512 low = _mm512_permutex2var_ps(four[0], n ? odds : evens, four[1]);
+            const __m512 high = _mm512_permutex2var_ps(four[2], n ? odds : evens, four[3]);
+            _mm512_store_ps(to + n * width, _mm512_shuffle_f32x4(low, high, 0x44));
+            if (n + 1 < some) _mm512_store_ps(to + (n + 1) * width, _mm512_shuffle_f32x4(low, high, 0xee));
+        }
+    }
+}
+
+// Those of the page whose first vector is `first`, in `room`.
+INLINE Constants constants_at(const Attention *a, const int64_t d, int64_t first, int64_t keys, float *room) {
+    const int64_t width = whole(a->page_size, TURNED), many = constants_of(STORED, d);
+    const Constants c = {{room, room + room_of_constants(STORED, d, width) / 2}, groups_of(d), width};
+    for (int which = 0; which < 2 && IN_GROUPS; which++) {
+        const float *from = (const float *)a->part[which][1] + first * many;
+        for (int64_t i = 0; i < width; i += 16) {
+            float *to = c.of[which] + i;
+            turn_constants(from + i * many, keys - i, many, to, width);
+            for (int64_t g = 0; g < c.groups; g++, to += width) {
+                float *lowest = to + c.groups * width;
+                const __m512 zero =
+                    _mm512_fmadd_ps(_mm512_load_ps(to), _mm512_set1_ps(ZERO_CODE), _mm512_load_ps(lowest));
+                _mm512_store_ps(lowest, zero);
+            }
+        }
+    }
+    return c;
 }
 
 // 2^x of x up to 0, to 3e-6 of itself; below 2^-126 it becomes 0 as bf16. NaN stays.
@@ -112,8 +201,14 @@ INLINE __m512 power_of_two(__m512 x) {
     return _mm512_scalef_ps(y, x);
 }
 
-// Scores s [width] of `rows` rows, up to four, `apart` from one to the next, become weights of bf16, in their place. Their
-// sums o [wide], m and l [16] follow. Several rows at once hide what one waits for.
+// Weights times the steps of 16 values; what is not seen weighs nothing, whatever its step is.
+INLINE __mmask16 that_weigh(__m512 weights) { return _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
+INLINE __m512 by_steps(__m512 weights, const float *steps) {
+    return _mm512_maskz_mul_ps(that_weigh(weights), weights, _mm512_load_ps(steps));
+}
+
+// Scores s [width] of `rows` rows, up to four, `apart` from one to the next, become weights of bf16, in their place; of groups
+// they stay numbers of fp32. Their sums o [wide], m and l [16] follow. Several rows at once hide what one waits for.
 INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l) {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
     __m512 most[4], sum[4];
@@ -137,6 +232,11 @@ INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float 
             float *here = s + r * apart + i;
             const __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
             const __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(here + 16), most[r]));
+            if (IN_GROUPS) {
+                sum[r] = _mm512_add_ps(sum[r], _mm512_add_ps(low, high));
+                _mm512_store_ps(here, low), _mm512_store_ps(here + 16, high);
+                continue;
+            }
             const __m512i weights = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             sum[r] = add_twos(sum[r], weights, ones);
             _mm512_store_si512(s + r * apart + i / 2, weights);
@@ -144,10 +244,20 @@ INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float 
     for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
 }
 
+// Scores s [width] of codes become those of what they stand for. sums: of the row's query in each group.
+INLINE void add_zeros(float *s, int64_t width, const Constants *c, const float *sums) {
+    for (int64_t i = 0; i < width; i += 16) {
+        __m512 scores = _mm512_load_ps(s + i);
+        for (int64_t g = 0; g < c->groups; g++)
+            scores = _mm512_fmadd_ps(_mm512_load_ps(zeros_of(c, 0, g) + i), _mm512_set1_ps(sums[g]), scores);
+        _mm512_store_ps(s + i, scores);
+    }
+}
+
 // The same of all rows of a block. What a row does not see of the page at `start` weighs nothing.
 static __attribute__((noinline)) void wide_attention_twos_weigh(const Attention *a, const int32_t *block, int64_t start,
                                                                 int64_t keys, int64_t rows, float *s, int64_t apart,
-                                                                const Sums *of, int64_t wide) {
+                                                                const Piece *of, int64_t wide, const Constants *c) {
     const int64_t width = whole(keys, UNIT);
     for (int64_t row = 0; row < rows;) {
         int some = 0;  // rows that see anything
@@ -155,16 +265,67 @@ static __attribute__((noinline)) void wide_attention_twos_weigh(const Attention 
             const Seen seen = seen_by(a, block, row + some, start, keys);
             if (seen.first >= seen.last) break;
             float *here = s + (row + some) * apart;
+            if (IN_GROUPS) add_zeros(here, width, c, of->q_sums + (row + some) * sums_of_groups(a->head_dim));
             if (a->cap > 0) wide_soft_cap(here, width, a->cap, LOG2_E);
             hide(here, width, seen);
         }
-        float *here = s + row * apart, *m = of->m + row, *l = of->l + row * LANES, *o = of->o + row * wide;
+        float *here = s + row * apart, *m = of->sums.m + row, *l = of->sums.l + row * LANES,
+              *o = of->sums.o + row * wide;
         if (some == 4) weigh(4, here, apart, width, o, wide, m, l);
         else if (some == 3) weigh(3, here, apart, width, o, wide, m, l);
         else if (some == 2) weigh(2, here, apart, width, o, wide, m, l);
         else if (some) weigh(1, here, apart, width, o, wide, m, l);
-        else memset(here, 0, (size_t)width * sizeof(uint16_t)), some = 1;
+        else memset(here, 0, (size_t)width * (IN_GROUPS ? sizeof(float) : sizeof(uint16_t))), some = 1;
         row += some;
+    }
+}
+
+// Words from a row's weights to the next: of groups, what the zeros add [groups], and then for each two of them, those of 64
+// codes, a pair of keys' two twos [pairs, 2].
+INLINE int64_t row_of_weights(int64_t d, int64_t width) {
+    return IN_GROUPS ? sums_of_groups(d) + wide_of(d) / CODES * width : width;
+}
+
+// Weights s [rows, width] of `keys` keys become the above.
+static __attribute__((noinline)) void wide_attention_twos_weigh_groups(int64_t rows, int64_t d, int64_t keys,
+                                                                       const float *s, int64_t width,
+                                                                       const Constants *c, uint32_t *to) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    for (int64_t row = 0; row < rows; row++, s += width, to += row_of_weights(d, width)) {
+        uint32_t *weights = to + sums_of_groups(d);
+        for (int64_t g = 0; g < wide_of(d) / 32; g += 2, weights += width) {
+            __m512 low[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+            for (int64_t i = 0; i < keys; i += UNIT) {
+                __m512i both[2];
+                for (int64_t n = 0; n < 2; n++) {
+                    __m512 scaled[2];
+                    for (int64_t half = 0; half < 2; half++) {
+                        const __m512 p = _mm512_load_ps(s + i + 16 * half);
+                        const __m512 zero = _mm512_load_ps(zeros_of(c, 1, g + n) + i + 16 * half);
+                        scaled[half] = by_steps(p, steps_of(c, 1, g + n) + i + 16 * half);
+                        low[n] = _mm512_mask3_fmadd_ps(p, zero, low[n], that_weigh(p));
+                    }
+                    both[n] = (__m512i)_mm512_cvtne2ps_pbh(scaled[1], scaled[0]);
+                }
+                _mm512_store_si512(weights + i, _mm512_permutex2var_epi32(both[0], first, both[1]));
+                _mm512_store_si512(weights + i + 16, _mm512_permutex2var_epi32(both[0], second, both[1]));
+            }
+            const __m128 sums = wide_sums(low[0], low[1], low[0], low[1]);
+            _mm_storel_pi((__m64 *)(to + g), sums);
+        }
+    }
+}
+
+// What a query of bf16 adds up to in each group.
+INLINE void sum_groups(const float *q, int64_t d, __m256 scale, float *sums) {
+    for (int64_t g = 0, size = d / groups_of(d); g < groups_of(d); g++) {
+        __m256 sum = _mm256_setzero_ps();
+        for (int64_t i = g * size; i < (g + 1) * size; i += 8) {
+            const __m128i eight = (__m128i)_mm256_cvtneps_pbh(_mm256_mul_ps(_mm256_loadu_ps(q + i), scale));
+            sum = _mm256_add_ps(sum, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16)));
+        }
+        sums[g] = one_sum(sum);
     }
 }
 
@@ -173,21 +334,27 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
     const float base = a->cap > 0 ? 1 : LOG2_E;
     const __m256 scale = _mm256_set1_ps(a->scale * base);
     if (lie_beside(a)) memset(twos_of(to), 0, (size_t)beside_of(d, whole(rows, BESIDE)) * sizeof(uint32_t));
+    float placed[IN_GROUPS ? wide_of(d) : 1];
+    memset(placed, 0, sizeof placed);
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        if (IN_GROUPS) sum_groups(from, d, scale, to->q_sums + row * sums_of_groups(d));
+        for (int64_t i = 0; IN_GROUPS && i < d; i++) placed[place_of(i)] = from[i];
+        if (IN_GROUPS) from = placed;
+        const int64_t there = IN_GROUPS ? wide_of(d) : d;
         __m512i *q = (__m512i *)(twos_of(to) + row * row_of_twos(d));
-        for (int64_t unit = 0; unit < units; unit++, q += STORED == FP8 ? 4 : 1) {
+        for (int64_t unit = 0; unit < units; unit++, q += IN_CODES ? 4 : 1) {
             __m128i eights[4] __attribute__((aligned(64)));
             for (int64_t b = 0; b < 4; b++) {
                 const int64_t first = eight_of(unit, b);
-                const __m256 eight = _mm256_maskz_loadu_ps(eight_there(d, first), from + first);
+                const __m256 eight = _mm256_maskz_loadu_ps(eight_there(there, first), from + first);
                 eights[b] = (__m128i)_mm256_cvtneps_pbh(_mm256_mul_ps(eight, scale));
             }
             const __m512i all = _mm512_load_si512(eights);
             if (lie_beside(a)) {
                 uint32_t *beside = twos_of(to) + beside_of(d, row) + unit * 16 * BESIDE;
                 for (int64_t t = 0; t < 8; t++) memcpy(beside + t * 2 * BESIDE, (const char *)eights + 8 * t, 8);
-            } else if (STORED == FP8) {
+            } else if (IN_CODES) {
                 q[0] = _mm512_shuffle_epi32(all, 0x00), q[1] = _mm512_shuffle_epi32(all, 0x55);
                 q[2] = _mm512_shuffle_epi32(all, 0xaa), q[3] = _mm512_shuffle_epi32(all, 0xff);
             } else *q = all;
@@ -305,22 +472,30 @@ INLINE void score_few_beside(const int rows, const uint32_t *q, const void *k, c
     if (key < keys) score_sixteen(rows, 0, keys - key, q, k, key, d, s + key, width, soon);
 }
 
-// Of fp8: scores of eight keys from number `key` on, or of `keys` of them and whatever is behind them: q [rows], s [rows,
-// width]. They are loaded in the order that they lie in, and become tiles of four then; twice four hide what an addition
-// waits for.
-INLINE void score_eight(const int rows, const int all, int64_t keys, const uint32_t *q, const void *k, int64_t key,
-                        const int64_t d, float *s, int64_t width, Spread *ahead) {
-    const int64_t row = row_of_twos(d), at_once = rows <= 3 && __builtin_constant_p(d) ? d : AT_ONCE;
-    __m512 sum[FEW_TWOS][2];
+// The steps of four keys from number `key` on in the two groups of 64 codes, as tiles have them.
+INLINE __m512 steps_of_four(const Constants *c, int64_t begin, int64_t key) {
+    const __m512 first = _mm512_broadcast_f32x4(_mm_load_ps(steps_of(c, 0, begin / 32) + key));
+    return _mm512_mask_broadcast_f32x4(first, 0xf0f0, _mm_load_ps(steps_of(c, 0, begin / 32 + 1) + key));
+}
+
+// Of codes: scores of `fours` times four keys from number `key` on, or of `keys` of them and whatever is behind them: q
+// [rows], s [rows, width]. They are loaded in the order that they lie in, and become tiles of four then; twice four hide what
+// an addition waits for.
+INLINE void score_fours(const int rows, const int fours, const int all, int64_t keys, const uint32_t *q, const void *k,
+                        int64_t key, const int64_t d, const Constants *c, float *s, int64_t width, Spread *ahead) {
+    const int64_t row = row_of_twos(d);
+    const int64_t at_once = !IN_GROUPS && rows <= 3 && __builtin_constant_p(d) ? d : AT_ONCE;
+    __m512 sum[FEW_TWOS][2], scaled[FEW_TWOS][2];
     for (int r = 0; r < rows; r++)
-        for (int four = 0; four < 2; four++) sum[r][four] = _mm512_setzero_ps();
+        for (int four = 0; four < fours; four++) sum[r][four] = scaled[r][four] = _mm512_setzero_ps();
     for (int64_t begin = 0; begin < d; begin += at_once) {
         __m512i tiles[2][4 * 2];
-        for (int four = 0; four < 2; four++) {
+        for (int four = 0; four < fours; four++) {
             __m512i x[2][4];
+            int64_t loads = 0;
             for (int n = 0; n < 4; n++)
-                for (int64_t i = 0; i < at_once; i += AT_ONCE) {
-                    ask_next(ahead);
+                for (int64_t i = 0; i < at_once; i += AT_ONCE, loads++) {
+                    if (!IN_GROUPS || loads % 2 == 0) ask_next(ahead);  // two of int4 are a line
                     const int64_t place = all || 4 * four + n < keys ? 4 * four + n : 0;
                     x[i / AT_ONCE][n] = in_order(stored_at(k, key + place, begin + i, d));
                 }
@@ -328,41 +503,50 @@ INLINE void score_eight(const int rows, const int all, int64_t keys, const uint3
         }
         for (int64_t t = 0; t < 4 * at_once / AT_ONCE; t++) {
             __m512i units[2][UNITS_AT_ONCE];
-            for (int four = 0; four < 2; four++) widen(tiles[four][t], units[four]);
+            for (int four = 0; four < fours; four++) widen(tiles[four][t], units[four]);
             for (int n = 0; n < UNITS_AT_ONCE; n++, q += 16)
                 for (int r = 0; r < rows; r++) {
                     const __m512i query = _mm512_load_si512(q + r * row);
-                    for (int four = 0; four < 2; four++) sum[r][four] = add_twos(sum[r][four], units[four][n], query);
+                    for (int four = 0; four < fours; four++)
+                        sum[r][four] = add_twos(sum[r][four], units[four][n], query);
                 }
+        }
+        for (int four = 0; IN_GROUPS && four < fours; four++) {
+            const __m512 steps = steps_of_four(c, begin, key + 4 * four);
+            for (int r = 0; r < rows; r++) {
+                scaled[r][four] = _mm512_fmadd_ps(sum[r][four], steps, scaled[r][four]);
+                sum[r][four] = _mm512_setzero_ps();
+            }
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int four = 0; four < 2; four++) {
-            const __m512 blocks = sum[r][four];
+        for (int four = 0; four < fours; four++) {
+            const __m512 blocks = IN_GROUPS ? scaled[r][four] : sum[r][four];
             const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(blocks), _mm512_extractf32x8_ps(blocks, 1));
             const __m128 one = _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
             _mm_store_ps(s + r * width + 4 * four, one);
         }
 }
 
-INLINE void score_few_tiles(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys, float *s,
-                            int64_t width, Soon *soon) {
-    const int64_t length = length_of(STORED, d);
+INLINE void score_few_tiles(const int rows, const uint32_t *q, const void *k, const int64_t d, int64_t keys,
+                            const Constants *c, float *s, int64_t width, Soon *soon) {
+    const int fours = IN_GROUPS && rows > ROWS_TWOS ? 1 : 2;  // sums and what becomes of them fill the registers
+    const int64_t some = 4 * fours, length = length_of(STORED, d);
     int64_t key = 0;
-    for (; key + 8 <= keys; key += 8) {
-        Spread ahead = spread_over(soon, 8 * length, (const char *)k + key * length);
-        score_eight(rows, 1, 8, q, k, key, d, s + key, width, &ahead);
+    for (; key + some <= keys; key += some) {
+        Spread ahead = spread_over(soon, some * length, (const char *)k + key * length);
+        score_fours(rows, fours, 1, some, q, k, key, d, c, s + key, width, &ahead);
     }
     if (key < keys) {
         Spread none = {k, 0, k};
-        score_eight(rows, 0, keys - key, q, k, key, d, s + key, width, &none);
+        score_fours(rows, fours, 0, keys - key, q, k, key, d, c, s + key, width, &none);
     }
 }
 
 // Few rows of bf16 are computed as many at once as the registers have room for.
 INLINE void score_few(const int rows, const int beside, const uint32_t *q, const void *k, const int64_t d, int64_t keys,
-                      float *s, int64_t width, Soon *soon) {
-    if (STORED == FP8) score_few_tiles(rows, q, k, d, keys, s, width, soon);
+                      const Constants *c, float *s, int64_t width, Soon *soon) {
+    if (IN_CODES) score_few_tiles(rows, q, k, d, keys, c, s, width, soon);
     else if (beside) score_few_beside(rows, q, k, d, keys, s, width, soon);
     else if (rows <= ROWS_TWOS) score_few_lines(rows, q, k, d, keys, s, width, soon);
     else {
@@ -412,11 +596,9 @@ INLINE void turn_keys(const __m512i *k, int64_t keys, int64_t units, uint32_t *t
     }
 }
 
-// The sums of block b.
+// Sums += those of block b of `units` units.
 INLINE void score_block(const int rows, const int columns, const uint32_t *q, int64_t row, int64_t b,
                         const uint32_t *tile, int64_t units, __m512 sum[ROWS_TWOS][2]) {
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < columns; n++) sum[r][n] = _mm512_setzero_ps();
     q += 4 * b, tile += 4 * b * TURNED;
     for (int64_t unit = 0; unit < units; unit++, q += 64, tile += 16 * TURNED)
         for (int t = 0; t < 4; t++) {
@@ -429,23 +611,47 @@ INLINE void score_block(const int rows, const int columns, const uint32_t *q, in
         }
 }
 
-// Of fp8: scores of 16 or 32 turned keys, whose blocks are added up as `score_eight` does.
-INLINE void score_turned_blocks(const int rows, const int columns, const uint32_t *q, int64_t row, const uint32_t *tile,
-                                int64_t units, float *s, int64_t width) {
-    __m512 sum[4][ROWS_TWOS][2];
-    for (int64_t b = 0; b < 4; b++) score_block(rows, columns, q, row, b, tile, units, sum[b]);
+INLINE void no_sums(const int rows, const int columns, __m512 sum[ROWS_TWOS][2]) {
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) {
-            const __m512 even = _mm512_add_ps(sum[0][r][c], sum[2][r][c]);
-            const __m512 odd = _mm512_add_ps(sum[1][r][c], sum[3][r][c]);
-            _mm512_store_ps(s + r * width + 16 * c, _mm512_add_ps(even, odd));
+        for (int n = 0; n < columns; n++) sum[r][n] = _mm512_setzero_ps();
+}
+
+// Block b of all units of keys from number `key` on, as `score_fours` has it: of groups, scaled.
+INLINE void score_blocks(const int rows, const int columns, const uint32_t *q, int64_t row, int64_t b,
+                         const uint32_t *tile, int64_t units, const Constants *c, int64_t key,
+                         __m512 to[ROWS_TWOS][2]) {
+    no_sums(rows, columns, to);
+    if (!IN_GROUPS) {
+        score_block(rows, columns, q, row, b, tile, units, to);
+        return;
+    }
+    for (int64_t unit = 0; unit < units; unit += 2, q += 128, tile += 2 * 16 * TURNED) {
+        __m512 sum[ROWS_TWOS][2];
+        no_sums(rows, columns, sum);
+        score_block(rows, columns, q, row, b, tile, 2, sum);
+        for (int n = 0; n < columns; n++) {
+            const __m512 steps = _mm512_load_ps(steps_of(c, 0, unit + b % 2) + key + 16 * n);
+            for (int r = 0; r < rows; r++) to[r][n] = _mm512_fmadd_ps(sum[r][n], steps, to[r][n]);
+        }
+    }
+}
+
+// Of codes: scores of 16 or 32 turned keys, whose blocks are added up as `score_fours` does.
+INLINE void score_turned_blocks(const int rows, const int columns, const uint32_t *q, int64_t row, const uint32_t *tile,
+                                int64_t units, const Constants *c, int64_t key, float *s, int64_t width) {
+    __m512 sum[4][ROWS_TWOS][2];
+    for (int64_t b = 0; b < 4; b++) score_blocks(rows, columns, q, row, b, tile, units, c, key, sum[b]);
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < columns; n++) {
+            const __m512 even = _mm512_add_ps(sum[0][r][n], sum[2][r][n]);
+            const __m512 odd = _mm512_add_ps(sum[1][r][n], sum[3][r][n]);
+            _mm512_store_ps(s + r * width + 16 * n, _mm512_add_ps(even, odd));
         }
 }
 
 INLINE void score_lane(const int rows, const int columns, const uint32_t *q, int64_t stride, const uint32_t *tile,
                        int64_t units, __m512 sum[ROWS_TWOS][2]) {
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < columns; n++) sum[r][n] = _mm512_setzero_ps();
+    no_sums(rows, columns, sum);
     for (int64_t unit = 0; unit < units; unit++, q += 16, tile += 16 * TURNED) {
         __m512i keys[2];
         for (int n = 0; n < columns; n++) keys[n] = _mm512_load_si512(tile + 16 * n);
@@ -490,9 +696,7 @@ INLINE void score_turned_lines(const int rows, const int columns, const uint32_t
 INLINE void score_turned_beside(const int rows, const int columns, const uint32_t *q, const uint32_t *tile,
                                 int64_t units, float *s, int64_t width) {
     __m512 sum[2][ROWS_TWOS][2];
-    for (int odd = 0; odd < 2; odd++)
-        for (int r = 0; r < rows; r++)
-            for (int n = 0; n < columns; n++) sum[odd][r][n] = _mm512_setzero_ps();
+    for (int odd = 0; odd < 2; odd++) no_sums(rows, columns, sum[odd]);
     for (int64_t t = 0; t < 8 * units; t++, q += 2 * BESIDE)
         for (int odd = 0; odd < 2; odd++, tile += TURNED)
             for (int r = 0; r < rows; r++) {
@@ -506,17 +710,18 @@ INLINE void score_turned_beside(const int rows, const int columns, const uint32_
 }
 
 INLINE void score_turned(const int rows, const int columns, const int beside, const uint32_t *q, int64_t row, int64_t d,
-                         const uint32_t *tile, int64_t units, float *s, int64_t width) {
+                         const uint32_t *tile, int64_t units, const Constants *c, int64_t key, float *s,
+                         int64_t width) {
     const int64_t apart = row_of_twos(d);
     q += beside ? beside_of(d, row) : row * apart, s += row * width;
-    if (STORED == FP8) score_turned_blocks(rows, columns, q, apart, tile, units, s, width);
+    if (IN_CODES) score_turned_blocks(rows, columns, q, apart, tile, units, c, key, s, width);
     else if (beside) score_turned_beside(rows, columns, q, tile, units, s, width);
     else score_turned_lines(rows, columns, q, apart, tile, units, s, width);
 }
 
-#define SCORE_TURNED(R, COLUMNS, UNITS) score_turned(R, COLUMNS, beside, q, row, d, tile, UNITS, s + key, width)
+#define SCORE_TURNED(R, COLUMNS, UNITS) score_turned(R, COLUMNS, beside, q, row, d, tile, UNITS, c, key, s + key, width)
 INLINE void score_many(const int beside, const uint32_t *q, const uint32_t *tile, int64_t d, int64_t rows, int64_t keys,
-                       float *s, int64_t width) {
+                       const Constants *c, float *s, int64_t width) {
     const int64_t units = units_in(d);
     for (int64_t key = 0; key < keys; key += TURNED, tile += units * 16 * TURNED)
         if (keys - key <= 16) {
@@ -556,15 +761,16 @@ INLINE void pair_at(const int vectors, const int two, const int half, const void
                     Soon *soon, __m512i *to) {
     __m512i stored[2][4] = {{{0}}};
     const int loads = vectors / (2 * UNITS_AT_ONCE);
-    ask_soon_for(soon, loads * LINE);
+    const int64_t bytes = IN_GROUPS ? 2 * loads * length_of(STORED, AT_ONCE) : loads * LINE;  // those of two values
+    ask_soon_for(soon, bytes);
     value_at(loads, v, key, i, d, soon, stored[0]);
-    if (two && !half) ask_soon_for(soon, loads * LINE);
+    if (two && !half && !IN_GROUPS) ask_soon_for(soon, bytes);
     if (two) value_at(loads, v, key + 1, i, d, soon, stored[1]);
     for (int n = 0; n < loads; n++, to += 2 * UNITS_AT_ONCE) {
         const __m512i first = stored[0][n], second = stored[1][n];
-        if (STORED == FP8) {
-            widen_float8(_mm512_unpacklo_epi8(first, second), to);
-            widen_float8(_mm512_unpackhi_epi8(first, second), to + 2);
+        if (IN_CODES) {
+            widen_codes(_mm512_unpacklo_epi8(first, second), to);
+            widen_codes(_mm512_unpackhi_epi8(first, second), to + 2);
         } else {
             to[0] = _mm512_unpacklo_epi16(first, second);
             to[1] = _mm512_unpackhi_epi16(first, second);
@@ -572,40 +778,58 @@ INLINE void pair_at(const int vectors, const int two, const int half, const void
     }
 }
 
-// Sums += weights p [rows] of two keys times `vectors` vectors of their values: `paired` ones, or v [keys, d].
+// The weights p of two keys for 16 twos of their values: of groups, those of each of four blocks, of codes from i on.
+INLINE __m512i weights_of_pair(const uint32_t *p, int64_t i, int64_t width) {
+    if (!IN_GROUPS) return _mm512_set1_epi32((int)*p);
+    long long both;
+    memcpy(&both, p + i / CODES * width, 8);
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1),
+                                    _mm512_set1_epi64(both));
+}
+
+// Sums += weights p [rows, apart] of two keys times `vectors` vectors of their values: `paired` ones, or v [keys, d].
 INLINE void add_pair(const int rows, const int vectors, const int paired, const int two, const int half,
-                     const uint32_t *p, int64_t width, const void *v, int64_t key, int64_t i, int64_t d,
+                     const uint32_t *p, int64_t apart, int64_t width, const void *v, int64_t key, int64_t i, int64_t d,
                      int64_t columns, __m512 sum[OUTPUT_ROWS][8], Soon *soon) {
-    __m512i twos[8];
+    __m512i twos[8], weights[OUTPUT_ROWS];
     if (!paired) pair_at(vectors, two, half, v, key, i, d, soon, twos);
     for (int n = 0; n < vectors; n++) {
         const uint32_t *from = (const uint32_t *)v + key / 2 * columns + i + 16 * n;
         const __m512i pairs = paired ? _mm512_load_si512(from) : twos[n];
-        for (int r = 0; r < rows; r++) sum[r][n] = add_twos(sum[r][n], pairs, _mm512_set1_epi32((int)p[r * width]));
+        for (int r = 0; r < rows; r++) {
+            if (!IN_GROUPS || n % 4 == 0) weights[r] = weights_of_pair(p + r * apart, i + 16 * n, width);
+            sum[r][n] = add_twos(sum[r][n], pairs, weights[r]);
+        }
     }
 }
 
-// o [rows, wide] += p [rows, pairs, 2] times 16 `vectors` numbers from i on of values.
+// o [rows, wide] += p [rows, apart] times 16 `vectors` numbers from i on of values. Of groups, `lowest` has what is added
+// besides.
 INLINE void output_columns(const int rows, const int vectors, const int paired, const int half, const uint32_t *p,
-                           int64_t width, const void *v, int64_t i, const int64_t d, int64_t columns, int64_t keys,
-                           float *o, int64_t wide, Soon *soon) {
+                           int64_t apart, int64_t width, const void *v, int64_t i, const int64_t d, int64_t columns,
+                           int64_t keys, float *o, int64_t wide, const uint32_t *lowest, Soon *soon) {
     __m512 sum[OUTPUT_ROWS][8];
     for (int r = 0; r < rows; r++)
-        for (int n = 0; n < vectors; n++) sum[r][n] = _mm512_load_ps(o + r * wide + i + 16 * n);
+        for (int n = 0; n < vectors; n++) {
+            sum[r][n] = _mm512_load_ps(o + r * wide + i + 16 * n);
+            if (lowest)
+                sum[r][n] = _mm512_add_ps(sum[r][n],
+                                          (__m512)weights_of_pair(lowest + r * apart + (i + 16 * n) / CODES * 2, 0, 0));
+        }
     int64_t key = 0;
-    for (; key + 2 <= keys; key += 2, p++)
-        add_pair(rows, vectors, paired, 1, half, p, width, v, key, i, d, columns, sum, soon);
-    if (key < keys) add_pair(rows, vectors, paired, 0, half, p, width, v, key, i, d, columns, sum, soon);
+    for (; key + 2 <= keys; key += 2, p += IN_GROUPS ? 2 : 1)
+        add_pair(rows, vectors, paired, 1, half, p, apart, width, v, key, i, d, columns, sum, soon);
+    if (key < keys) add_pair(rows, vectors, paired, 0, half, p, apart, width, v, key, i, d, columns, sum, soon);
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < vectors; n++) _mm512_store_ps(o + r * wide + i + 16 * n, sum[r][n]);
 }
 
 // `half` as above.
-INLINE void output_rows(const int rows, const int paired, const int half, const uint32_t *p, int64_t width,
-                        const void *v, const int64_t d, int64_t columns, int64_t keys, float *o, int64_t wide,
-                        Soon *soon) {
+INLINE void output_rows(const int rows, const int paired, const int half, const uint32_t *p, int64_t apart,
+                        int64_t width, const void *v, const int64_t d, int64_t columns, int64_t keys, float *o,
+                        int64_t wide, const uint32_t *lowest, Soon *soon) {
 #define COLUMNS_OF(VECTORS, HALF)                                                                                      \
-    output_columns(rows, VECTORS, paired, HALF, p, width, v, i, d, columns, keys, o, wide, soon)
+    output_columns(rows, VECTORS, paired, HALF, p, apart, width, v, i, d, columns, keys, o, wide, lowest, soon)
     int64_t i = 0;
     if (rows <= 3)
         for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 0);
@@ -622,7 +846,8 @@ INLINE void output_rows(const int rows, const int paired, const int half, const 
         int64_t after, float *room
 
 #define OUTPUT(R, IN_PAIRS, HALF)                                                                                      \
-    output_rows(R, IN_PAIRS, HALF, p + row * width, width, from, d, columns, some, of->sums.o + row * wide, wide, &soon)
+    output_rows(R, IN_PAIRS, HALF, p + row * apart, apart, width, from, d, columns, some, of->sums.o + row * wide,     \
+                wide, lowest ? lowest + row * apart : 0, &soon)
 
 // What few rows ask for. Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only
 // into the second cache, and four rows and more further ahead: weights take longer, meanwhile nothing is asked for. Into the
@@ -638,15 +863,27 @@ INLINE Soon asked_by(const int rows, const int into, const Attention *a, int whi
     return soon;
 }
 
+// Where rows' weights are within `room`, which has their scores [rows, width], and then begins what else is needed.
+INLINE uint32_t *weights_in(float *room, int64_t rows, int64_t width) {
+    return (uint32_t *)(IN_GROUPS ? room + rows * width : room);
+}
+INLINE float *behind_weights(float *room, int64_t rows, int64_t d, int64_t width) {
+    return room + rows * (width + (IN_GROUPS ? row_of_weights(d, width) : 0));
+}
+
 INLINE void look_by_few(const int64_t d, const int rows, const int beside, const int into, PAGE) {
     const int64_t width = whole(a->page_size, TURNED), wide = wide_of(d), some = keys;
-    const int64_t columns = whole(a->value_dim, AT_ONCE);
+    const int64_t columns = whole(a->value_dim, AT_ONCE), apart = row_of_weights(d, width);
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
-    const uint32_t *p = (const uint32_t *)room;
+    uint32_t *weights = weights_in(room, rows, width);
+    const uint32_t *p = weights + (IN_GROUPS ? sums_of_groups(d) : 0), *lowest = IN_GROUPS ? weights : 0;
     const void *from = vectors(a, 1, first).numbers;
+    const Constants c = constants_at(a, d, first, keys, behind_weights(room, rows, d, width));
+    ask_for_constants(a, after);
     Soon soon = one ? asked_by(rows, into, a, 0, first, 0, after) : asked_by(rows, into, a, 0, first, 1, first);
-    score_few(rows, beside, twos_of(of), vectors(a, 0, first).numbers, d, keys, room, width, &soon);
-    wide_attention_twos_weigh(a, block, start, keys, rows, room, width, &of->sums, wide);
+    score_few(rows, beside, twos_of(of), vectors(a, 0, first).numbers, d, keys, &c, room, width, &soon);
+    wide_attention_twos_weigh(a, block, start, keys, rows, room, width, of, wide, &c);
+    if (IN_GROUPS) wide_attention_twos_weigh_groups(rows, d, keys, room, width, &c, weights);
     if (!one) soon = asked_by(rows, into, a, 1, first, 0, after);
     // More rows take two turns, each of which asks for half of what comes next.
     const int turn = rows > OUTPUT_ROWS || rows == 5 ? 4 : rows, more = rows - turn;
@@ -658,21 +895,25 @@ INLINE void look_by_few(const int64_t d, const int rows, const int beside, const
 
 INLINE void look_by_many(const int64_t d, PAGE) {
     const int64_t width = whole(a->page_size, TURNED), wide = wide_of(d), columns = whole(a->value_dim, AT_ONCE);
-    const int64_t rows = block[1] * a->group, units = units_in(d);
-    float *s = room;
-    uint32_t *tiles = (uint32_t *)(s + rows * width);
+    const int64_t rows = block[1] * a->group, units = units_in(d), apart = row_of_weights(d, width);
+    float *s = room, *constants = behind_weights(room, rows, d, width);
+    uint32_t *weights = weights_in(room, rows, width),
+             *tiles = (uint32_t *)(constants + room_of_constants(STORED, d, width));
     __m512i *made = (__m512i *)(tiles + width * wide / 2);  // units [keys, units]
+    const uint32_t *lowest = IN_GROUPS ? weights : 0;
+    const Constants c = constants_at(a, d, first, keys, constants);
     Soon soon = {0};
     (void)after;
     make_twos(vectors(a, 0, first).numbers, keys, d, made);
     turn_keys(made, keys, units, tiles);
-    if (lie_beside(a)) score_many(1, twos_of(of), tiles, d, rows, keys, s, width);
-    else score_many(0, twos_of(of), tiles, d, rows, keys, s, width);
-    wide_attention_twos_weigh(a, block, start, keys, rows, s, width, &of->sums, wide);
+    if (lie_beside(a)) score_many(1, twos_of(of), tiles, d, rows, keys, &c, s, width);
+    else score_many(0, twos_of(of), tiles, d, rows, keys, &c, s, width);
+    wide_attention_twos_weigh(a, block, start, keys, rows, s, width, of, wide, &c);
+    if (IN_GROUPS) wide_attention_twos_weigh_groups(rows, d, keys, s, width, &c, weights);
     const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = 2 * pairs;
-    for (int64_t key = 0; key < keys; key += chunk) {
+    for (int64_t key = 0; key < keys; key += chunk, lowest = 0) {
         const int64_t some = keys - key < chunk ? keys - key : chunk;
-        const uint32_t *p = (const uint32_t *)s + key / 2, *from = tiles;
+        const uint32_t *p = weights + (IN_GROUPS ? sums_of_groups(d) : 0) + key / (IN_GROUPS ? 1 : 2), *from = tiles;
         make_twos(vectors(a, 1, first + key).numbers, some, d, made);
         pair_values(made, some, units, columns, tiles);
         BY_WIDE_ROWS(rows, 6, OUTPUT, 1, 0)
@@ -681,15 +922,15 @@ INLINE void look_by_many(const int64_t d, PAGE) {
 
 // A function for each number of rows, few ones, and for heads of 64 and 128 numbers and all others: what is known while it
 // is compiled stays in registers. So it is with where is asked to, but for rows of several tokens, and for one or two of
-// bf16: without that branch they read 0.90 to 0.99 as quickly.
+// bf16: without that branch they read 0.90 to 0.99 as quickly. Of int4, heads of whole 128 numbers go another way.
 typedef void (*Look)(PAGE);
 #define LOOK(NAME, CALL, ...)                                                                                          \
     static __attribute__((noinline)) void wide_attention_twos_##NAME(PAGE) {                                           \
         CALL(__VA_ARGS__, a, block, of, first, start, keys, after, room);                                              \
     }
 #define FOUR_LOOKS(NAME, NUMBERS, MORE, BESIDE_EACH_OTHER, INTO)                                                       \
-    LOOK(NAME##_1, look_by_few, NUMBERS, MORE + 1, BESIDE_EACH_OTHER, MORE || STORED == FP8 ? INTO : a->into)          \
-    LOOK(NAME##_2, look_by_few, NUMBERS, MORE + 2, BESIDE_EACH_OTHER, MORE || STORED == FP8 ? INTO : a->into)          \
+    LOOK(NAME##_1, look_by_few, NUMBERS, MORE + 1, BESIDE_EACH_OTHER, MORE || IN_CODES ? INTO : a->into)               \
+    LOOK(NAME##_2, look_by_few, NUMBERS, MORE + 2, BESIDE_EACH_OTHER, MORE || IN_CODES ? INTO : a->into)               \
     LOOK(NAME##_3, look_by_few, NUMBERS, MORE + 3, BESIDE_EACH_OTHER, INTO)                                            \
     LOOK(NAME##_4, look_by_few, NUMBERS, MORE + 4, BESIDE_EACH_OTHER, INTO)
 #define FEW_LOOKS(D, NUMBERS, INTO)                                                                                    \
@@ -698,36 +939,35 @@ typedef void (*Look)(PAGE);
 #define LOOKS(D, NUMBERS)                                                                                              \
     FOUR_LOOKS(more_##D, NUMBERS, 4, 0, a->into)                                                                       \
     LOOK(many_##D, look_by_many, NUMBERS)
+#define LOOKS_INTO(D)                                                                                                  \
+    LOOKS(D, D)                                                                                                        \
+    FEW_LOOKS(D##_first, D, INTO_FIRST)                                                                                \
+    FEW_LOOKS(D##_first_only, D, INTO_FIRST_ONLY)                                                                      \
+    FEW_LOOKS(D##_second, D, INTO_SECOND)
 LOOKS(any, a->head_dim)
-LOOKS(64, 64)
-LOOKS(128, 128)
 FEW_LOOKS(any, a->head_dim, a->into)
-FEW_LOOKS(64_first, 64, INTO_FIRST)
-FEW_LOOKS(64_first_only, 64, INTO_FIRST_ONLY)
-FEW_LOOKS(64_second, 64, INTO_SECOND)
-FEW_LOOKS(128_first, 128, INTO_FIRST)
-FEW_LOOKS(128_first_only, 128, INTO_FIRST_ONLY)
-FEW_LOOKS(128_second, 128, INTO_SECOND)
+LOOKS_INTO(64)
+#ifndef OF_INT4
+LOOKS_INTO(128)
+#endif
 
 #define NAMED(NAME) wide_attention_twos_##NAME
 #define FOUR(NAME) {NAMED(NAME##_1), NAMED(NAME##_2), NAMED(NAME##_3), NAMED(NAME##_4)}
-// One to four rows are `few`; five to eight are `beside`, of one token, or `more`, of several. Of fp8 nothing lies beside
+// One to four rows are `few`; five to eight are `beside`, of one token, or `more`, of several. Of codes nothing lies beside
 // anything: there it is known where is asked to, no more.
 typedef struct {
     Look few[INTO_SECOND + 1][ROWS_TWOS], beside[INTO_SECOND + 1][ROWS_TWOS], more[ROWS_TWOS], many;
 } Looks;
-static const Looks LOOKS_BY_SIZE[] = {{{FOUR(few_any), FOUR(few_any), FOUR(few_any)},
-                                       {FOUR(beside_any), FOUR(beside_any), FOUR(beside_any)},
-                                       FOUR(more_any),
-                                       NAMED(many_any)},
-                                      {{FOUR(few_64_first), FOUR(few_64_first_only), FOUR(few_64_second)},
-                                       {FOUR(beside_64_first), FOUR(beside_64_first_only), FOUR(beside_64_second)},
-                                       FOUR(more_64),
-                                       NAMED(many_64)},
-                                      {{FOUR(few_128_first), FOUR(few_128_first_only), FOUR(few_128_second)},
-                                       {FOUR(beside_128_first), FOUR(beside_128_first_only), FOUR(beside_128_second)},
-                                       FOUR(more_128),
-                                       NAMED(many_128)}};
+#define LOOKS_OF(D, FIRST, FIRST_ONLY, SECOND)                                                                         \
+    {{FOUR(few_##FIRST), FOUR(few_##FIRST_ONLY), FOUR(few_##SECOND)},                                                  \
+     {FOUR(beside_##FIRST), FOUR(beside_##FIRST_ONLY), FOUR(beside_##SECOND)},                                         \
+     FOUR(more_##D),                                                                                                   \
+     NAMED(many_##D)}
+static const Looks LOOKS_BY_SIZE[] = {LOOKS_OF(any, any, any, any), LOOKS_OF(64, 64_first, 64_first_only, 64_second),
+#ifndef OF_INT4
+                                      LOOKS_OF(128, 128_first, 128_first_only, 128_second)
+#endif
+};
 
 static void wide_attention_twos_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                         int64_t start, int64_t after, float *room) {
@@ -751,6 +991,7 @@ static void wide_attention_twos_end(const Attention *a, const int32_t *block, in
         const float *o = of->sums.o + row * wide_of(d);
         const __m512 sums = _mm512_load_ps(of->sums.l + row * LANES);
         const __m512 all = _mm512_set1_ps(_mm_cvtss_f32(wide_sums(sums, sums, sums, sums)));
+        float placed[IN_GROUPS ? wide_of(d) : 1];
         for (int64_t i = 0; i < whole(a->value_dim, AT_ONCE); i += UNIT) {
             const __m512 evens = _mm512_div_ps(_mm512_load_ps(o + i), all);
             const __m512 odds = _mm512_div_ps(_mm512_load_ps(o + i + 16), all);
@@ -759,10 +1000,12 @@ static void wide_attention_twos_end(const Attention *a, const int32_t *block, in
             _mm512_store_ps(unit + 16, _mm512_permutex2var_ps(evens, high, odds));
             for (int64_t b = 0; b < 4; b++) {
                 const int64_t n = eight_of(i / UNIT, b);
-                if (n < a->value_dim)
+                if (IN_GROUPS) _mm256_storeu_ps(placed + n, _mm256_load_ps(unit + 8 * b));
+                else if (n < a->value_dim)
                     _mm256_mask_storeu_ps(to + n, eight_there(a->value_dim, n), _mm256_load_ps(unit + 8 * b));
             }
         }
+        for (int64_t i = 0; IN_GROUPS && i < a->value_dim; i++) to[i] = placed[place_of(i)];
         memset(to + a->value_dim, 0, (size_t)(d - a->value_dim) * sizeof(float));
     }
 }

@@ -4,7 +4,7 @@
 #include "attention.h"
 #include "float8_tables.h"
 
-int wide_twos_fp8_is_there(void) { return wide_twos_is_there() && wide_fp8_is_there(); }
+int wide_twos_codes_are_there(void) { return wide_twos_is_there() && wide_fp8_is_there(); }
 
 // From here on, for such processors only.
 #ifdef __clang__
@@ -16,6 +16,7 @@ int wide_twos_fp8_is_there(void) { return wide_twos_is_there() && wide_fp8_is_th
 #endif
 
 #define STORED FP8
+#define BYTE_TABLES FLOAT8_TABLES
 #include "attention_wide_twos.h"
 
 const Way wide_attention_twos_fp8 = WAY_OF_TWOS;

@@ -80,7 +80,7 @@ SOURCES = CSources(
     (
         # The compiler takes longest for the first ones.
         *("quantized_wide.c", "digits_wide.c", "products.c", "attention_wide.c", "attention_wide_digits.c"),
-        *("attention_wide_twos.c", "attention_wide_twos_fp8.c"),
+        *("attention_wide_twos.c", "attention_wide_twos_fp8.c", "attention_wide_twos_int4.c"),
         *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c", "beginning.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
         *("heads.c", "experts.c", "largest.c", "draw.c", "report.c", "routing.c", "delta_net.c", "mamba.c"),
@@ -94,6 +94,7 @@ SOURCES = CSources(
             "attention_wide.h",
             "attention_wide_floats.h",
             "attention_wide_twos.h",
+            "byte_tables.h",
             "float8_tables.h",
             "gates.h",
             "index_scores.h",
