@@ -29,14 +29,16 @@
 
 #include "attention_wide.h"
 
-#define UNIT 32        // numbers of a register
-#define CODES 64       // of a byte or less
-#define TURNED 32      // keys of two registers
-#define FEW_TWOS 8     // rows, as FEW, whose scores are computed at once
-#define ROWS_TWOS 4    // the same of turned keys
-#define BESIDE 8       // queries that lie beside each other
-#define KEPT 16        // registers of queries at most, of few rows
-#define OUTPUT_ROWS 6  // whose outputs are computed at once
+#define UNIT 32      // numbers of a register
+#define CODES 64     // of a byte or less
+#define TURNED 32    // keys of two registers
+#define FEW_TWOS 8   // rows, as FEW, whose scores are computed at once
+#define ROWS_TWOS 4  // the same of turned keys
+#define BESIDE 8     // queries that lie beside each other
+#define KEPT 16      // registers of queries at most, of few rows
+#define OUTPUT_ROWS                                                                                                    \
+    8  // of codes whose outputs are computed at once, half of their values' numbers at a time if they are many
+#define OUTPUT_LINES 6  // the same of bf16, all numbers at a time
 #define LOG2_E 1.4426950408889634f
 
 #define IN_CODES (STORED != BF16)
@@ -756,24 +758,26 @@ INLINE void value_at(const int loads, const void *v, int64_t key, int64_t i, int
 }
 
 // The same of 16 `vectors` numbers from i on of two values, or of one. What comes next is asked for as lines are loaded: as
-// many, or half.
-INLINE void pair_at(const int vectors, const int two, const int half, const void *v, int64_t key, int64_t i, int64_t d,
-                    Soon *soon, __m512i *to) {
+// many, or half. Two vectors of codes are the lower or the `upper` half of what is loaded.
+INLINE void pair_at(const int vectors, const int upper, const int two, const int half, const void *v, int64_t key,
+                    int64_t i, int64_t d, Soon *soon, __m512i *to) {
     __m512i stored[2][4] = {{{0}}};
-    const int loads = vectors / (2 * UNITS_AT_ONCE);
-    const int64_t bytes = IN_GROUPS ? 2 * loads * length_of(STORED, AT_ONCE) : loads * LINE;  // those of two values
-    ask_soon_for(soon, bytes);
+    const int loads = vectors < 2 * UNITS_AT_ONCE ? 1 : vectors / (2 * UNITS_AT_ONCE);
+    if (!IN_GROUPS) ask_soon_for(soon, loads * LINE);
+    else if (!upper) ask_soon_for(soon, 2 * loads * length_of(STORED, AT_ONCE));
     value_at(loads, v, key, i, d, soon, stored[0]);
-    if (two && !half && !IN_GROUPS) ask_soon_for(soon, bytes);
+    if (two && !half && !IN_GROUPS) ask_soon_for(soon, loads * LINE);
     if (two) value_at(loads, v, key + 1, i, d, soon, stored[1]);
     for (int n = 0; n < loads; n++, to += 2 * UNITS_AT_ONCE) {
         const __m512i first = stored[0][n], second = stored[1][n];
-        if (IN_CODES) {
-            widen_codes(_mm512_unpacklo_epi8(first, second), to);
-            widen_codes(_mm512_unpackhi_epi8(first, second), to + 2);
-        } else {
+        if (!IN_CODES) {
             to[0] = _mm512_unpacklo_epi16(first, second);
             to[1] = _mm512_unpackhi_epi16(first, second);
+        } else if (vectors == 2) {
+            widen_codes(upper ? _mm512_unpackhi_epi8(first, second) : _mm512_unpacklo_epi8(first, second), to);
+        } else {
+            widen_codes(_mm512_unpacklo_epi8(first, second), to);
+            widen_codes(_mm512_unpackhi_epi8(first, second), to + 2);
         }
     }
 }
@@ -788,11 +792,11 @@ INLINE __m512i weights_of_pair(const uint32_t *p, int64_t i, int64_t width) {
 }
 
 // Sums += weights p [rows, apart] of two keys times `vectors` vectors of their values: `paired` ones, or v [keys, d].
-INLINE void add_pair(const int rows, const int vectors, const int paired, const int two, const int half,
-                     const uint32_t *p, int64_t apart, int64_t width, const void *v, int64_t key, int64_t i, int64_t d,
-                     int64_t columns, __m512 sum[OUTPUT_ROWS][8], Soon *soon) {
+INLINE void add_pair(const int rows, const int vectors, const int upper, const int paired, const int two,
+                     const int half, const uint32_t *p, int64_t apart, int64_t width, const void *v, int64_t key,
+                     int64_t i, int64_t d, int64_t columns, __m512 sum[OUTPUT_ROWS][8], Soon *soon) {
     __m512i twos[8], weights[OUTPUT_ROWS];
-    if (!paired) pair_at(vectors, two, half, v, key, i, d, soon, twos);
+    if (!paired) pair_at(vectors, upper, two, half, v, key, i, d, soon, twos);
     for (int n = 0; n < vectors; n++) {
         const uint32_t *from = (const uint32_t *)v + key / 2 * columns + i + 16 * n;
         const __m512i pairs = paired ? _mm512_load_si512(from) : twos[n];
@@ -805,36 +809,41 @@ INLINE void add_pair(const int rows, const int vectors, const int paired, const 
 
 // o [rows, wide] += p [rows, apart] times 16 `vectors` numbers from i on of values. Of groups, `lowest` has what is added
 // besides.
-INLINE void output_columns(const int rows, const int vectors, const int paired, const int half, const uint32_t *p,
-                           int64_t apart, int64_t width, const void *v, int64_t i, const int64_t d, int64_t columns,
-                           int64_t keys, float *o, int64_t wide, const uint32_t *lowest, Soon *soon) {
+INLINE void output_columns(const int rows, const int vectors, const int upper, const int paired, const int half,
+                           const uint32_t *p, int64_t apart, int64_t width, const void *v, int64_t i, const int64_t d,
+                           int64_t columns, int64_t keys, float *o, int64_t wide, const uint32_t *lowest, Soon *soon) {
     __m512 sum[OUTPUT_ROWS][8];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < vectors; n++) {
-            sum[r][n] = _mm512_load_ps(o + r * wide + i + 16 * n);
+            sum[r][n] = _mm512_load_ps(o + r * wide + i + 32 * upper + 16 * n);
             if (lowest)
                 sum[r][n] = _mm512_add_ps(sum[r][n],
                                           (__m512)weights_of_pair(lowest + r * apart + (i + 16 * n) / CODES * 2, 0, 0));
         }
     int64_t key = 0;
     for (; key + 2 <= keys; key += 2, p += IN_GROUPS ? 2 : 1)
-        add_pair(rows, vectors, paired, 1, half, p, apart, width, v, key, i, d, columns, sum, soon);
-    if (key < keys) add_pair(rows, vectors, paired, 0, half, p, apart, width, v, key, i, d, columns, sum, soon);
+        add_pair(rows, vectors, upper, paired, 1, half, p, apart, width, v, key, i, d, columns, sum, soon);
+    if (key < keys) add_pair(rows, vectors, upper, paired, 0, half, p, apart, width, v, key, i, d, columns, sum, soon);
     for (int r = 0; r < rows; r++)
-        for (int n = 0; n < vectors; n++) _mm512_store_ps(o + r * wide + i + 16 * n, sum[r][n]);
+        for (int n = 0; n < vectors; n++) _mm512_store_ps(o + r * wide + i + 32 * upper + 16 * n, sum[r][n]);
 }
 
 // `half` as above.
 INLINE void output_rows(const int rows, const int paired, const int half, const uint32_t *p, int64_t apart,
                         int64_t width, const void *v, const int64_t d, int64_t columns, int64_t keys, float *o,
                         int64_t wide, const uint32_t *lowest, Soon *soon) {
-#define COLUMNS_OF(VECTORS, HALF)                                                                                      \
-    output_columns(rows, VECTORS, paired, HALF, p, apart, width, v, i, d, columns, keys, o, wide, lowest, soon)
+#define COLUMNS_OF(VECTORS, UPPER, HALF)                                                                               \
+    output_columns(rows, VECTORS, UPPER, paired, HALF, p, apart, width, v, i, d, columns, keys, o, wide, lowest, soon)
     int64_t i = 0;
+    if (IN_CODES && rows > ROWS_TWOS && !paired)
+        for (; i < columns; i += CODES) {
+            COLUMNS_OF(2, 0, 1);
+            COLUMNS_OF(2, 1, 1);
+        }
     if (rows <= 3)
-        for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 0);
-    for (; i + 64 <= columns; i += 64) COLUMNS_OF(4, half);
-    if (i < columns) COLUMNS_OF(2, 0);
+        for (; i + 128 <= columns; i += 128) COLUMNS_OF(8, 0, 0);
+    for (; i + 64 <= columns; i += 64) COLUMNS_OF(4, 0, half);
+    if (i < columns) COLUMNS_OF(2, 0, 0);
 #undef COLUMNS_OF
 }
 
@@ -885,8 +894,8 @@ INLINE void look_by_few(const int64_t d, const int rows, const int beside, const
     wide_attention_twos_weigh(a, block, start, keys, rows, room, width, of, wide, &c);
     if (IN_GROUPS) wide_attention_twos_weigh_groups(rows, d, keys, room, width, &c, weights);
     if (!one) soon = asked_by(rows, into, a, 1, first, 0, after);
-    // More rows take two turns, each of which asks for half of what comes next.
-    const int turn = rows > OUTPUT_ROWS || rows == 5 ? 4 : rows, more = rows - turn;
+    // More rows of bf16 take two turns, each of which asks for half of what comes next.
+    const int turn = !IN_CODES && (rows > OUTPUT_LINES || rows == 5) ? 4 : rows, more = rows - turn;
     int row = 0;
     OUTPUT(turn, 0, more > 0);
     row = turn;
