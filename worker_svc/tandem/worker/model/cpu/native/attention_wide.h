@@ -154,38 +154,26 @@ INLINE void wide_soft_cap(float *s, int64_t width, float cap, float unit) {
     }
 }
 
-// As `soften`, of 1 or 2 rows that see some of the keys: s is `apart` from row to row, o has `wide` numbers. Two at once hide
-// what each waits for.
-INLINE void wide_soften_seen(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m,
-                             float *l) {
-    __m512 most[2], sum[2];
-    float largest[2];
-    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]), sum[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < width; i += 16)
-        for (int r = 0; r < rows; r++) most[r] = _mm512_max_ps(_mm512_load_ps(s + r * apart + i), most[r]);
-    for (int r = 0; r < rows; r++) largest[r] = _mm512_reduce_max_ps(most[r]);
-    for (int64_t i = 0; i < width; i += 16)
-        for (int r = 0; r < rows; r++) {
-            float *at = s + r * apart + i;
-            const __m512 weight = wide_exponential(_mm512_sub_ps(_mm512_load_ps(at), _mm512_set1_ps(largest[r])));
-            sum[r] = _mm512_add_ps(sum[r], weight);
-            _mm512_store_ps(at, weight);
-        }
-    const __m128 all = wide_sums(sum[0], sum[rows - 1], sum[0], sum[rows - 1]);
-    for (int r = 0; r < rows; r++, o += wide) {
-        if (largest[r] > m[r]) {
-            const __m512 shrink = wide_exponential(_mm512_set1_ps(m[r] - largest[r]));
-            for (int64_t i = 0; i < wide; i += 16) _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
-            l[r * LANES] *= _mm512_cvtss_f32(shrink);
-            m[r] = largest[r];
-        }
-        l[r * LANES] += _mm_cvtss_f32(r ? _mm_movehdup_ps(all) : all);
-    }
-}
-
-// The same of one row that may see none of them.
+// As `soften`: s [width], o [wide].
 INLINE void wide_soften(float *s, int64_t width, Seen seen, float *o, int64_t wide, float *m, float *l) {
     hide(s, width, seen);
-    if (seen.first >= seen.last) memset(s, 0, (size_t)width * sizeof(float));
-    else wide_soften_seen(1, s, width, width, o, wide, m, l);
+    if (seen.first >= seen.last) {
+        memset(s, 0, (size_t)width * sizeof(float));
+        return;
+    }
+    __m512 most = _mm512_set1_ps(*m), sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 16) most = _mm512_max_ps(_mm512_load_ps(s + i), most);
+    const float largest = _mm512_reduce_max_ps(most);
+    for (int64_t i = 0; i < width; i += 16) {
+        const __m512 weight = wide_exponential(_mm512_sub_ps(_mm512_load_ps(s + i), _mm512_set1_ps(largest)));
+        sum = _mm512_add_ps(sum, weight);
+        _mm512_store_ps(s + i, weight);
+    }
+    if (largest > *m) {
+        const __m512 shrink = wide_exponential(_mm512_set1_ps(*m - largest));
+        for (int64_t i = 0; i < wide; i += 16) _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
+        *l *= _mm512_cvtss_f32(shrink);
+        *m = largest;
+    }
+    *l += _mm_cvtss_f32(wide_sums(sum, sum, sum, sum));
 }

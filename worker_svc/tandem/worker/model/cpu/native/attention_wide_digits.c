@@ -22,12 +22,13 @@
 
 // From here on, for such processors only. What may hold such instructions begins with `wide_attention`.
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))),                 \
+                             apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #endif
 
-#include "attention_wide.h"
+#include "attention_wide_base_two.h"
 
 #define UNIT 64   // numbers of a vector, that become a tile with those of three more
 #define SPAN 256  // numbers whose products are added up in whole numbers
@@ -674,7 +675,7 @@ static float wide_attention_planes(const int format, const float *q, int64_t d, 
 
 static void wide_attention_begin_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
-    const __m256 scale = _mm256_set1_ps(a->scale);
+    const __m256 scale = _mm256_set1_ps(a->scale * (a->cap > 0 ? 1 : LOG2_E));
     for (int64_t row = 0; row < rows; row++) {
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         float *q = to->q + row * wide;
@@ -814,12 +815,19 @@ FUNCTIONS_BY_SIZE(int4, INT4)
 static const WideDigits WIDE_DIGITS[INT6 + 1][3][ROWS + 1] = {
     [INT8] = NAMED_BY_SIZE(int8), [INT6] = NAMED_BY_SIZE(int6), [INT4] = NAMED_BY_SIZE(int4)};
 
+static __attribute__((noinline)) void wide_attention_weigh_digits(const Attention *a, const int32_t *block,
+                                                                  int64_t start, int64_t keys, int64_t rows, float *s,
+                                                                  int64_t apart, const Piece *of, int64_t wide) {
+    const int64_t width = whole(keys, 16);
+    WEIGH_ROWS(weigh_plain, sizeof(float))
+}
+
 static void wide_attention_look_at_digits(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
                                           int64_t start, int64_t after, float *room) {
     const int64_t d = a->head_dim, size = a->page_size, width = whole(size, 16), wide = wide_of(d);
     const int64_t tokens = block[1], position = block[2], rows = tokens * a->group;
     const int one = a->part[0][0] == a->part[1][0];
-    const int64_t left = position + tokens - start, keys = left < size ? left : size, looked_at = whole(keys, 16);
+    const int64_t left = position + tokens - start, keys = left < size ? left : size;
     const int64_t first = first_vector(a, block, kv_head, start);
     const WideDigits *way = &WIDE_DIGITS[a->format][d == 64 ? 1 : d == 128 ? 2 : 0][rows <= ROWS ? rows : 0];
     float *s = room;
@@ -827,21 +835,7 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
     Soon soon = asked_while(a, 0, first, after);
     if (rows > ROWS) ask_for_constants(a, after);
     way->scores(a, of, rows, first, keys, rest, s, width, &soon);
-    int64_t row = 0;
-    for (; a->cap <= 0 && row + 2 <= rows; row += 2) {
-        const Seen seen = seen_by(a, block, row, start, keys), other = seen_by(a, block, row + 1, start, keys);
-        if (seen.first >= seen.last || other.first >= other.last) break;
-        float *row_s = s + row * width;
-        hide(row_s, looked_at, seen), hide(row_s + width, looked_at, other);
-        wide_soften_seen(2, row_s, width, looked_at, of->sums.o + row * wide, wide, of->sums.m + row,
-                         of->sums.l + row * LANES);
-    }
-    for (; row < rows; row++) {
-        const Seen seen = seen_by(a, block, row, start, keys);
-        float *row_s = s + row * width;
-        if (a->cap > 0) wide_soft_cap(row_s, looked_at, a->cap, 1);
-        wide_soften(row_s, looked_at, seen, of->sums.o + row * wide, wide, of->sums.m + row, of->sums.l + row * LANES);
-    }
+    wide_attention_weigh_digits(a, block, start, keys, rows, s, width, of, wide);
     if (!one) soon = asked_while(a, 1, first, after);
     way->sums(a, s, rows, width, first, keys, rest, of->sums.o, &soon);
 }
@@ -855,7 +849,8 @@ static void wide_attention_end_digits(const Attention *a, const int32_t *block, 
     for (int64_t row = 0; row < rows; row++) {
         float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
         const float *o = of->sums.o + row * wide_of(d);
-        const __m512 all = _mm512_set1_ps(of->sums.l[row * LANES]);
+        const __m512 sums = _mm512_load_ps(of->sums.l + row * LANES);
+        const __m512 all = _mm512_set1_ps(_mm_cvtss_f32(wide_sums(sums, sums, sums, sums)));
         for (int64_t i = 0; i < a->value_dim; i += stretch) {
             __m512 placed[8];  // 16 numbers each, in the order of their bytes
             for (int64_t n = 0; n < stretch; n += 16) {
@@ -875,7 +870,7 @@ static void wide_attention_end_digits(const Attention *a, const int32_t *block, 
     }
 }
 
-const Way wide_attention_digits = {1, wide_of, wide_attention_begin_digits, wide_attention_look_at_digits,
+const Way wide_attention_digits = {1 / LOG2_E, wide_of, wide_attention_begin_digits, wide_attention_look_at_digits,
                                    wide_attention_end_digits};
 
 #ifdef __clang__

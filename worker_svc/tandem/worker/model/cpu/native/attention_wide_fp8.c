@@ -7,10 +7,10 @@ int wide_fp8_is_there(void) { return wide_is_there() && __builtin_cpu_supports("
 
 // From here on, for such processors only.
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi"))),               \
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi"))),      \
                              apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")
 #endif
 
 #include "attention_wide_floats.h"

@@ -3,7 +3,7 @@
 #include "attention.h"
 #include "operations.h"
 
-int wide_twos_is_there(void) { return wide_is_there() && twos_serve() && __builtin_cpu_supports("avx512dq"); }
+int wide_twos_is_there(void) { return wide_is_there() && twos_serve(); }
 
 // From here on, for such processors only. What may hold such instructions begins with `wide_attention`.
 #ifdef __clang__

@@ -27,7 +27,7 @@
 
 #pragma once
 
-#include "attention_wide.h"
+#include "attention_wide_base_two.h"
 
 #define UNIT 32      // numbers of a register
 #define CODES 64     // of a byte or less
@@ -39,7 +39,6 @@
 #define OUTPUT_ROWS                                                                                                    \
     8  // of codes whose outputs are computed at once, half of their values' numbers at a time if they are many
 #define OUTPUT_LINES 6  // the same of bf16, all numbers at a time
-#define LOG2_E 1.4426950408889634f
 
 #define IN_CODES (STORED != BF16)
 #define IN_GROUPS (STORED == INT4)  // each 32 numbers have a step and a lowest one
@@ -191,54 +190,22 @@ INLINE Constants constants_at(const Attention *a, const int64_t d, int64_t first
     return c;
 }
 
-// 2^x of x up to 0, to 3e-6 of itself; below 2^-126 it becomes 0 as bf16. NaN stays.
-INLINE __m512 power_of_two(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // in this order of operands NaN goes through
-    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    __m512 y = _mm512_set1_ps(0.0134266848f);
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.0522424728f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.241280198f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.693044841f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, x);
-}
-
 // Weights times the steps of 16 values; what is not seen weighs nothing, whatever its step is.
 INLINE __mmask16 that_weigh(__m512 weights) { return _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
 INLINE __m512 by_steps(__m512 weights, const float *steps) {
     return _mm512_maskz_mul_ps(that_weigh(weights), weights, _mm512_load_ps(steps));
 }
 
-// Scores s [width] of `rows` rows, up to four, `apart` from one to the next, become weights of bf16, in their place; of groups
-// they stay numbers of fp32. Their sums o [wide], m and l [16] follow. Several rows at once hide what one waits for.
+// Scores become weights of bf16, in their place.
 INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l) {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
     __m512 most[4], sum[4];
-    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]), sum[r] = _mm512_load_ps(l + r * LANES);
-    for (int64_t i = 0; i < width; i += 16)
-        for (int r = 0; r < rows; r++) most[r] = _mm512_max_ps(_mm512_load_ps(s + r * apart + i), most[r]);
-    float largest[4] __attribute__((aligned(16)));
-    const int second = rows > 1 ? 1 : 0, third = rows > 2 ? 2 : 0, fourth = rows > 3 ? 3 : 0;
-    _mm_store_ps(largest, wide_maxima(most[0], most[second], most[third], most[fourth]));
-    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(largest[r]);
-    for (int r = 0; r < rows; r++)
-        if (largest[r] > m[r]) {
-            const __m512 shrink = power_of_two(_mm512_set1_ps(m[r] - largest[r]));
-            for (int64_t i = r * wide; i < (r + 1) * wide; i += 16)
-                _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
-            sum[r] = _mm512_mul_ps(sum[r], shrink);
-            m[r] = largest[r];
-        }
+    begin_weights(rows, s, apart, width, o, wide, m, l, most, sum);
     for (int64_t i = 0; i < width; i += UNIT)
         for (int r = 0; r < rows; r++) {
-            float *here = s + r * apart + i;
+            const float *here = s + r * apart + i;
             const __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
             const __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(here + 16), most[r]));
-            if (IN_GROUPS) {
-                sum[r] = _mm512_add_ps(sum[r], _mm512_add_ps(low, high));
-                _mm512_store_ps(here, low), _mm512_store_ps(here + 16, high);
-                continue;
-            }
             const __m512i weights = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             sum[r] = add_twos(sum[r], weights, ones);
             _mm512_store_si512(s + r * apart + i / 2, weights);
@@ -256,29 +223,16 @@ INLINE void add_zeros(float *s, int64_t width, const Constants *c, const float *
     }
 }
 
-// The same of all rows of a block. What a row does not see of the page at `start` weighs nothing.
 static __attribute__((noinline)) void wide_attention_twos_weigh(const Attention *a, const int32_t *block, int64_t start,
                                                                 int64_t keys, int64_t rows, float *s, int64_t apart,
                                                                 const Piece *of, int64_t wide, const Constants *c) {
     const int64_t width = whole(keys, UNIT);
-    for (int64_t row = 0; row < rows;) {
-        int some = 0;  // rows that see anything
-        for (; some < 4 && row + some < rows; some++) {
-            const Seen seen = seen_by(a, block, row + some, start, keys);
-            if (seen.first >= seen.last) break;
-            float *here = s + (row + some) * apart;
-            if (IN_GROUPS) add_zeros(here, width, c, of->q_sums + (row + some) * sums_of_groups(a->head_dim));
-            if (a->cap > 0) wide_soft_cap(here, width, a->cap, LOG2_E);
-            hide(here, width, seen);
-        }
-        float *here = s + row * apart, *m = of->sums.m + row, *l = of->sums.l + row * LANES,
-              *o = of->sums.o + row * wide;
-        if (some == 4) weigh(4, here, apart, width, o, wide, m, l);
-        else if (some == 3) weigh(3, here, apart, width, o, wide, m, l);
-        else if (some == 2) weigh(2, here, apart, width, o, wide, m, l);
-        else if (some) weigh(1, here, apart, width, o, wide, m, l);
-        else memset(here, 0, (size_t)width * (IN_GROUPS ? sizeof(float) : sizeof(uint16_t))), some = 1;
-        row += some;
+    if (IN_GROUPS) {
+        for (int64_t row = 0; row < rows; row++)
+            add_zeros(s + row * apart, width, c, of->q_sums + row * sums_of_groups(a->head_dim));
+        WEIGH_ROWS(weigh_plain, sizeof(float))
+    } else {
+        WEIGH_ROWS(weigh, sizeof(uint16_t))
     }
 }
 

@@ -92,6 +92,7 @@ SOURCES = CSources(
             "attention_digits.h",
             "attention_floats.h",
             "attention_wide.h",
+            "attention_wide_base_two.h",
             "attention_wide_floats.h",
             "attention_wide_twos.h",
             "byte_tables.h",

@@ -1,0 +1,76 @@
+// A softmax of base 2, of up to four rows at once: several hide what one waits for.
+
+#pragma once
+
+#include "attention_wide.h"
+
+#define LOG2_E 1.4426950408889634f
+
+// 2^x of x up to 0, to 3e-6 of itself; below 2^-126 it becomes 0 as bf16. NaN stays.
+INLINE __m512 power_of_two(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // in this order of operands NaN goes through
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 y = _mm512_set1_ps(0.0134266848f);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.0522424728f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.241280198f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.693044841f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, x);
+}
+
+// The largest scores of `rows` rows s [width], `apart` from one to the next, and what has been added up so far: sums o [wide],
+// m and l [16] follow.
+INLINE void begin_weights(const int rows, const float *s, int64_t apart, int64_t width, float *o, int64_t wide,
+                          float *m, const float *l, __m512 most[4], __m512 sum[4]) {
+    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]), sum[r] = _mm512_load_ps(l + r * LANES);
+    for (int64_t i = 0; i < width; i += 16)
+        for (int r = 0; r < rows; r++) most[r] = _mm512_max_ps(_mm512_load_ps(s + r * apart + i), most[r]);
+    float largest[4] __attribute__((aligned(16)));
+    const int second = rows > 1 ? 1 : 0, third = rows > 2 ? 2 : 0, fourth = rows > 3 ? 3 : 0;
+    _mm_store_ps(largest, wide_maxima(most[0], most[second], most[third], most[fourth]));
+    for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(largest[r]);
+    for (int r = 0; r < rows; r++)
+        if (largest[r] > m[r]) {
+            const __m512 shrink = power_of_two(_mm512_set1_ps(m[r] - largest[r]));
+            for (int64_t i = r * wide; i < (r + 1) * wide; i += 16)
+                _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
+            sum[r] = _mm512_mul_ps(sum[r], shrink);
+            m[r] = largest[r];
+        }
+}
+
+// Scores become weights, in their place.
+INLINE void weigh_plain(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m,
+                        float *l) {
+    __m512 most[4], sum[4];
+    begin_weights(rows, s, apart, width, o, wide, m, l, most, sum);
+    for (int64_t i = 0; i < width; i += 16)
+        for (int r = 0; r < rows; r++) {
+            float *here = s + r * apart + i;
+            const __m512 weights = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
+            sum[r] = _mm512_add_ps(sum[r], weights);
+            _mm512_store_ps(here, weights);
+        }
+    for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
+}
+
+// All rows of a block, whose weights take `BYTES` a key. What a row does not see of the page at `start` weighs nothing.
+#define WEIGH_ROWS(WEIGH, BYTES)                                                                                       \
+    for (int64_t row = 0; row < rows;) {                                                                               \
+        int some = 0; /* rows that see anything */                                                                     \
+        for (; some < 4 && row + some < rows; some++) {                                                                \
+            const Seen seen = seen_by(a, block, row + some, start, keys);                                              \
+            if (seen.first >= seen.last) break;                                                                        \
+            float *here = s + (row + some) * apart;                                                                    \
+            if (a->cap > 0) wide_soft_cap(here, width, a->cap, LOG2_E);                                                \
+            hide(here, width, seen);                                                                                   \
+        }                                                                                                              \
+        float *here = s + row * apart, *m = of->sums.m + row, *l = of->sums.l + row * LANES;                           \
+        float *o = of->sums.o + row * wide;                                                                            \
+        if (some == 4) WEIGH(4, here, apart, width, o, wide, m, l);                                                    \
+        else if (some == 3) WEIGH(3, here, apart, width, o, wide, m, l);                                               \
+        else if (some == 2) WEIGH(2, here, apart, width, o, wide, m, l);                                               \
+        else if (some) WEIGH(1, here, apart, width, o, wide, m, l);                                                    \
+        else memset(here, 0, (size_t)width * (BYTES)), some = 1;                                                       \
+        row += some;                                                                                                   \
+    }
