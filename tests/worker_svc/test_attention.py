@@ -262,7 +262,7 @@ def test_a_decode_is_that_of_float64_with_the_bits_of_a_prefill_in_any_number_of
     ("name", "layout"),
     [
         *(("float32", (3, 1, 128)), ("bfloat16", (4, 2, 64)), ("bfloat16", (8, 1, 64)), ("fp8", (3, 1, 128))),
-        *(("int8", (4, 2, 64)), ("int4", (3, 1, 128))),
+        *(("int8", (4, 2, 64)), ("int4", (3, 1, 128)), ("int4", (8, 1, 64)), ("fp8", (7, 1, 64))),
     ],
 )
 def test_stretches_of_a_long_sequence_add_up_to_the_same_bits_however_threads_share_them(

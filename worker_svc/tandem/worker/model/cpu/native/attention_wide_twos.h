@@ -1,6 +1,6 @@
 // Attention over keys and values that are numbers of bf16, or whose codes become such, by vdpbf16ps: what attention.c does,
 // with queries and weights rounded to bf16, as a matrix unit takes them. Scores are those of a softmax of base 2, a row's
-// weights are added up over two keys at once, and the sum that o is divided by is that of the rounded ones.
+// weights are added up over two keys at once, and the sum that o is divided by is that of the rounded ones (but of int4).
 //
 // Scores of bf16 are added up in 16 lanes of two numbers, and then across them. Keys of codes become tiles of four, as they
 // are made wider: lane 4 b + n has two numbers of block b of key n, and only the four blocks are added up at the end. (Of
@@ -29,16 +29,15 @@
 
 #include "attention_wide_base_two.h"
 
-#define UNIT 32      // numbers of a register
-#define CODES 64     // of a byte or less
-#define TURNED 32    // keys of two registers
-#define FEW_TWOS 8   // rows, as FEW, whose scores are computed at once
-#define ROWS_TWOS 4  // the same of turned keys
-#define BESIDE 8     // queries that lie beside each other
-#define KEPT 16      // registers of queries at most, of few rows
-#define OUTPUT_ROWS                                                                                                    \
-    8  // of codes whose outputs are computed at once, half of their values' numbers at a time if they are many
-#define OUTPUT_LINES 6  // the same of bf16, all numbers at a time
+#define UNIT 32         // numbers of a register
+#define CODES 64        // of a byte or less
+#define TURNED 32       // keys of two registers
+#define FEW_TWOS 8      // rows, as FEW, whose scores are computed at once
+#define ROWS_TWOS 4     // the same of turned keys
+#define BESIDE 8        // queries that lie beside each other
+#define KEPT 16         // registers of queries at most, of few rows
+#define OUTPUT_ROWS 8   // whose outputs are computed at once
+#define OUTPUT_LINES 6  // the same of bf16
 
 #define IN_CODES (STORED != BF16)
 #define IN_GROUPS (STORED == INT4)  // each 32 numbers have a step and a lowest one
@@ -94,7 +93,8 @@ INLINE __m512i halves(__m256i bytes) {
     return _mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shifts);
 }
 
-// Numbers or codes from i on of vector n; behind `d`, zeros. Of codes of 4 bits more bits are set, which tables of 64 ignore.
+// Numbers or codes from i on of vector n; behind `d`, zeros, or codes of 0. Of 4 bits' codes higher bits are set, too, which
+// tables of 64 ignore.
 INLINE __m512i stored_at(const void *vectors, int64_t n, int64_t i, int64_t d) {
     const uint8_t *bytes = (const uint8_t *)vectors + n * length_of(STORED, d) + length_of(STORED, i);
     if (IN_GROUPS)
@@ -789,7 +789,7 @@ INLINE void output_rows(const int rows, const int paired, const int half, const 
 #define COLUMNS_OF(VECTORS, UPPER, HALF)                                                                               \
     output_columns(rows, VECTORS, UPPER, paired, HALF, p, apart, width, v, i, d, columns, keys, o, wide, lowest, soon)
     int64_t i = 0;
-    if (IN_CODES && rows > ROWS_TWOS && !paired)
+    if (IN_CODES && rows > ROWS_TWOS && !paired)  // half of the numbers at a time: they are widened once for all rows
         for (; i < columns; i += CODES) {
             COLUMNS_OF(2, 0, 1);
             COLUMNS_OF(2, 1, 1);
