@@ -884,51 +884,49 @@ INLINE void look_by_many(const int64_t d, PAGE) {
 }
 
 // A function for each number of rows, few ones, and for heads of 64 and 128 numbers and all others: what is known while it
-// is compiled stays in registers. So it is with where is asked to, but for rows of several tokens, and for one or two of
-// bf16: without that branch they read 0.90 to 0.99 as quickly. Of int4, heads of whole 128 numbers go another way.
+// is compiled stays in registers. So it is with where is asked to, if that is the second cache, but for rows of several
+// tokens, and for one or two of bf16: without that branch they read 0.90 to 0.99 as quickly. Of int4, heads of whole 128
+// numbers go another way.
 typedef void (*Look)(PAGE);
 #define LOOK(NAME, CALL, ...)                                                                                          \
     static __attribute__((noinline)) void wide_attention_twos_##NAME(PAGE) {                                           \
         CALL(__VA_ARGS__, a, block, of, first, start, keys, after, room);                                              \
     }
 #define FOUR_LOOKS(NAME, NUMBERS, MORE, BESIDE_EACH_OTHER, INTO)                                                       \
-    LOOK(NAME##_1, look_by_few, NUMBERS, MORE + 1, BESIDE_EACH_OTHER, MORE || IN_CODES ? INTO : a->into)               \
-    LOOK(NAME##_2, look_by_few, NUMBERS, MORE + 2, BESIDE_EACH_OTHER, MORE || IN_CODES ? INTO : a->into)               \
+    LOOK(NAME##_1, look_by_few, NUMBERS, MORE + 1, BESIDE_EACH_OTHER, INTO)                                            \
+    LOOK(NAME##_2, look_by_few, NUMBERS, MORE + 2, BESIDE_EACH_OTHER, INTO)                                            \
     LOOK(NAME##_3, look_by_few, NUMBERS, MORE + 3, BESIDE_EACH_OTHER, INTO)                                            \
     LOOK(NAME##_4, look_by_few, NUMBERS, MORE + 4, BESIDE_EACH_OTHER, INTO)
 #define FEW_LOOKS(D, NUMBERS, INTO)                                                                                    \
     FOUR_LOOKS(few_##D, NUMBERS, 0, 0, INTO)                                                                           \
     FOUR_LOOKS(beside_##D, NUMBERS, 4, STORED == BF16, INTO)
 #define LOOKS(D, NUMBERS)                                                                                              \
+    FEW_LOOKS(D, NUMBERS, a->into)                                                                                     \
     FOUR_LOOKS(more_##D, NUMBERS, 4, 0, a->into)                                                                       \
     LOOK(many_##D, look_by_many, NUMBERS)
-#define LOOKS_INTO(D)                                                                                                  \
-    LOOKS(D, D)                                                                                                        \
-    FEW_LOOKS(D##_first, D, INTO_FIRST)                                                                                \
-    FEW_LOOKS(D##_first_only, D, INTO_FIRST_ONLY)                                                                      \
-    FEW_LOOKS(D##_second, D, INTO_SECOND)
 LOOKS(any, a->head_dim)
-FEW_LOOKS(any, a->head_dim, a->into)
-LOOKS_INTO(64)
+LOOKS(64, 64)
+FEW_LOOKS(64_second, 64, INTO_SECOND)
 #ifndef OF_INT4
-LOOKS_INTO(128)
+LOOKS(128, 128)
+FEW_LOOKS(128_second, 128, INTO_SECOND)
 #endif
 
 #define NAMED(NAME) wide_attention_twos_##NAME
 #define FOUR(NAME) {NAMED(NAME##_1), NAMED(NAME##_2), NAMED(NAME##_3), NAMED(NAME##_4)}
+#define FEW_OF(D, SECOND)                                                                                              \
+    {IN_CODES ? NAMED(few_##SECOND##_1) : NAMED(few_##D##_1), IN_CODES ? NAMED(few_##SECOND##_2) : NAMED(few_##D##_2), \
+     NAMED(few_##SECOND##_3), NAMED(few_##SECOND##_4)}
 // One to four rows are `few`; five to eight are `beside`, of one token, or `more`, of several. Of codes nothing lies beside
 // anything: there it is known where is asked to, no more.
 typedef struct {
-    Look few[INTO_SECOND + 1][ROWS_TWOS], beside[INTO_SECOND + 1][ROWS_TWOS], more[ROWS_TWOS], many;
+    Look few[2][ROWS_TWOS], beside[2][ROWS_TWOS], more[ROWS_TWOS], many;  // [2]: whether to the second cache
 } Looks;
-#define LOOKS_OF(D, FIRST, FIRST_ONLY, SECOND)                                                                         \
-    {{FOUR(few_##FIRST), FOUR(few_##FIRST_ONLY), FOUR(few_##SECOND)},                                                  \
-     {FOUR(beside_##FIRST), FOUR(beside_##FIRST_ONLY), FOUR(beside_##SECOND)},                                         \
-     FOUR(more_##D),                                                                                                   \
-     NAMED(many_##D)}
-static const Looks LOOKS_BY_SIZE[] = {LOOKS_OF(any, any, any, any), LOOKS_OF(64, 64_first, 64_first_only, 64_second),
+#define LOOKS_OF(D, SECOND)                                                                                            \
+    {{FOUR(few_##D), FEW_OF(D, SECOND)}, {FOUR(beside_##D), FOUR(beside_##SECOND)}, FOUR(more_##D), NAMED(many_##D)}
+static const Looks LOOKS_BY_SIZE[] = {LOOKS_OF(any, any), LOOKS_OF(64, 64_second),
 #ifndef OF_INT4
-                                      LOOKS_OF(128, 128_first, 128_first_only, 128_second)
+                                      LOOKS_OF(128, 128_second)
 #endif
 };
 
@@ -938,9 +936,10 @@ static void wide_attention_twos_look_at(const Attention *a, const int32_t *block
     const int64_t keys = left < a->page_size ? left : a->page_size;
     const int64_t size = a->head_dim;
     const Looks *looks = LOOKS_BY_SIZE + (size == 64 ? 1 : size == 128 ? 2 : 0);
+    const int second = a->into == INTO_SECOND;
     const Look look = rows > FEW_TWOS        ? looks->many
-                      : rows <= ROWS_TWOS    ? looks->few[a->into][rows - 1]
-                      : a->group > ROWS_TWOS ? looks->beside[a->into][rows - ROWS_TWOS - 1]
+                      : rows <= ROWS_TWOS    ? looks->few[second][rows - 1]
+                      : a->group > ROWS_TWOS ? looks->beside[second][rows - ROWS_TWOS - 1]
                                              : looks->more[rows - ROWS_TWOS - 1];
     look(a, block, of, first_vector(a, block, kv_head, start), start, keys, after, room);
 }
