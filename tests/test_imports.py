@@ -44,6 +44,7 @@ tokenizer.decoding
 tokenizer.vocabularies
 tokenizer.native
 tokenizer.arrays tokenizer.vocabulary tokenizer.normalizing tokenizer.wire tokenizer.offsets tokenizer.word_cache
+tokenizer.library_characters
 worker
 worker.front worker.convert
 worker.settings
