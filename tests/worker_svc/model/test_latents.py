@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,21 @@ def plain(linear: HeadLinear, head: int) -> torch.Tensor:
     return torch.cat([weight(row[None]) for row in torch.eye(linear.in_features)]).t()
 
 
+@pytest.fixture(params=[True, False], ids=["bf16", "without bf16"])
+def rounds(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether attention rounds queries and weights to bf16, by instructions that are there or not used."""
+    serve = native.limit_bf16("twos")
+    if request.param and not serve:
+        native.limit_bf16("amx")
+        pytest.skip("no instructions for bf16")
+    native.limit_bf16("amx" if request.param else "shifts")
+    yield request.param
+    native.limit_bf16("amx")
+
+
 @pytest.mark.parametrize("heads", [3, 16, 20])
 @pytest.mark.parametrize("stored", ["auto", "fp8", "int8", "int6", "int4"])
-def test_attention_over_latents_has_one_store_and_the_numbers_of_torch(stored: str, heads: int) -> None:
+def test_attention_over_latents_has_one_store_and_the_numbers_of_torch(stored: str, heads: int, rounds: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     form = kv_format(stored, torch.float32)
     channels = [KeyChannels(torch.randn(1, 40, generator=generator), torch.rand(1, 40, generator=generator) + 0.5)]
@@ -79,8 +92,8 @@ def test_attention_over_latents_has_one_store_and_the_numbers_of_torch(stored: s
         return cache.values_of(0, given)
 
     ours = attended(plans, queries, NativePlan)
-    # Queries and weights have 16 bits, and those of bf16 where the processor has instructions for it.
-    within = {"int8": 3e-4, "int6": 3e-4, "fp8": 2e-2, "int4": 2e-2}.get(stored, 1e-5)
+    # Queries and weights have 16 bits, or those of bf16.
+    within = 2e-2 if rounds and stored in ("fp8", "int4") else {"int8": 3e-4, "int6": 3e-4}.get(stored, 1e-5)
     torch.testing.assert_close(ours, attended(plans, queries, AttentionPlan), atol=within, rtol=1e-5)
     alone = attended([Segment(0, 1, 30, np.arange(7))], queries[30:31], NativePlan)
     assert torch.equal(alone, ours[30:31])

@@ -159,22 +159,23 @@ def sequences(request: pytest.FixtureRequest) -> Sequences:
 
 
 @pytest.fixture(params=[True, False], ids=["AVX-512", "AVX2"])
-def _wide(request: pytest.FixtureRequest) -> Iterator[None]:
+def wide(request: pytest.FixtureRequest) -> Iterator[bool]:
     if not native.available() or (not native.allow_wide_attention(True) and request.param):
         pytest.skip("no such code, or no such instructions")
     native.allow_wide_attention(request.param)
-    yield
+    yield request.param
     native.allow_wide_attention(True)
 
 
-@pytest.mark.usefixtures("_wide")
 @pytest.mark.parametrize("stored", ["auto", "fp8", "int8", "int6", "int4"])
-def test_compiled_code_sees_of_chosen_tokens_what_torch_does(stored: str) -> None:
+def test_compiled_code_sees_of_chosen_tokens_what_torch_does(stored: str, wide: bool) -> None:
     ours, theirs = (
         torch.cat([made.attended((1, 3, 50), (0, 0, 40)), made.attended((0, 59, 60))])
         for made in (Sequences(cpu_operations(), stored), Sequences(TorchOperations(), stored))
     )
-    torch.testing.assert_close(ours, theirs, atol=4e-2 if stored in ("fp8", "int4") else 2e-4, rtol=0)
+    # Of int4 only by AVX-512, with instructions for bf16, are queries and weights rounded to it.
+    rounds = stored == "int4" and wide
+    torch.testing.assert_close(ours, theirs, atol=4e-2 if stored == "fp8" else 2e-2 if rounds else 2e-4, rtol=0)
 
 
 def test_a_token_attends_to_those_of_the_highest_scores(sequences: Sequences) -> None:

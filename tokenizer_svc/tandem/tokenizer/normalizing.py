@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, cast
 
 import regex  # type: ignore[import-untyped]
 
-from tandem.tokenizer.library_characters import FORMLESS, MARKS, MAYBE_FORMLESS
+from tandem.tokenizer.library_characters import FORMLESS, MAYBE_FORMLESS, ONE_OF_MARKS
 
 Form: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Origins: TypeAlias = list[int]  # for each character of a text the number of the one that it comes from
@@ -22,7 +22,7 @@ STEPS = (*FORMS, "Lowercase", "StripAccents")
 _MANY_MARKS = regex.compile(r"[\p{M}\uff9e\uff9f]{64}")
 _FORMLESS = re.compile(f"([{FORMLESS}]+)")
 _MAYBE_FORMLESS = re.compile(f"[{MAYBE_FORMLESS}]")
-_MARKS = regex.compile(rf"\p{{M}}(?<=[{MARKS}])|[\u1cf2\u1cf3]")  # what looks behind is few: long sets are slow
+_MARK = regex.compile(ONE_OF_MARKS)
 
 
 class Normalizer:
@@ -52,7 +52,7 @@ def _plain(step: str) -> Callable[[str], str]:
     if step == "Lowercase":  # one by one: lower-casing a whole text knows a final sigma
         return lambda text: text.lower() if text.isascii() else "".join(map(str.lower, text))
     if step == "StripAccents":
-        return lambda text: str(_MARKS.sub("", text))
+        return lambda text: str(_MARK.sub("", text))
     form = cast(Form, step)
     return lambda text: normalized_by_library(form, text)
 
@@ -89,7 +89,7 @@ def _formed(form: Form, text: str) -> list[_Made]:
 
 def _located(step: str, text: str) -> tuple[str, Origins]:
     if step == "StripAccents":
-        kept = [place for place, character in enumerate(text) if _MARKS.match(character) is None]
+        kept = [place for place, character in enumerate(text) if _MARK.match(character) is None]
         return "".join(text[place] for place in kept), kept
     if step == "Lowercase":
         made = [each for character in text for each in _apart(character.lower())]

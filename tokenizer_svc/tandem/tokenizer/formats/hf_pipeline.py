@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from tandem.tokenizer.config import Part
-from tandem.tokenizer.library_characters import PUNCTUATION
+from tandem.tokenizer.library_characters import ONE_OF_PUNCTUATION, PUNCTUATION
 from tandem.tokenizer.normalizing import STEPS
 from tandem.tokenizer.vocabularies.bpe.pattern_parser import NotUnderstood, parse
 from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import GPT2, PUBLISHED_WORDS, WORDS
@@ -245,12 +245,10 @@ def _translated(pattern: str) -> str:
 
 _WHITE = r"\p{White_Space}"
 _WORD_CHARACTER = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}"  # \w to the library's other engine
-# What is young is left out behind the match: to search a long set is slow.
-_ONE_OF_PUNCTUATION = rf"[\p{{P}}$+<=>^`|~\u166d\U000111c9](?<=[{PUNCTUATION}])"
 _WORD_CUTS = {
     "Whitespace": [Cut(f"[{_WORD_CHARACTER}]+|[^{_WORD_CHARACTER}{_WHITE}]+", keeps=False)],
     "WhitespaceSplit": [Cut(f"[^{_WHITE}]+", keeps=False)],
-    "BertPreTokenizer": [Cut(f"[^{_WHITE}]+", keeps=False), Cut(_ONE_OF_PUNCTUATION, keeps=True)],
+    "BertPreTokenizer": [Cut(f"[^{_WHITE}]+", keeps=False), Cut(ONE_OF_PUNCTUATION, keeps=True)],
 }
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import regex  # type: ignore[import-untyped]
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
-from tandem.tokenizer.library_characters import ACCENTS, CHINESE, DROPPED, PUNCTUATION
+from tandem.tokenizer.library_characters import CHINESE, DROPPED, ONE_OF_ACCENTS, PUNCTUATION
 from tandem.tokenizer.normalizing import Form, normalized, normalized_by_library
 from tandem.tokenizer.vocabulary import Located, VocabularyType
 from tandem.tokenizer.word_cache import WordCache
@@ -46,7 +46,7 @@ _LLAMA_CPP = _Rules(
 _LIBRARY = _Rules(
     words=re.compile(rf"[{_ALONE_TO_LIBRARY}]|[^\s{_ALONE_TO_LIBRARY}]+"),
     dropped=re.compile(f"[{DROPPED}]"),
-    accents=regex.compile(rf"\p{{M}}(?<=[{ACCENTS}])"),
+    accents=regex.compile(ONE_OF_ACCENTS),
     normalized=normalized_by_library,
 )
 

@@ -251,7 +251,7 @@ static __attribute__((noinline)) void wide_attention_twos_weigh_groups(int64_t r
     for (int64_t row = 0; row < rows; row++, s += width, to += row_of_weights(d, width)) {
         uint32_t *weights = to + sums_of_groups(d);
         for (int64_t g = 0; g < wide_of(d) / 32; g += 2, weights += width) {
-            __m512 low[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+            __m512 added[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
             for (int64_t i = 0; i < keys; i += UNIT) {
                 __m512i both[2];
                 for (int64_t n = 0; n < 2; n++) {
@@ -260,14 +260,14 @@ static __attribute__((noinline)) void wide_attention_twos_weigh_groups(int64_t r
                         const __m512 p = _mm512_load_ps(s + i + 16 * half);
                         const __m512 zero = _mm512_load_ps(zeros_of(c, 1, g + n) + i + 16 * half);
                         scaled[half] = by_steps(p, steps_of(c, 1, g + n) + i + 16 * half);
-                        low[n] = _mm512_mask3_fmadd_ps(p, zero, low[n], that_weigh(p));
+                        added[n] = _mm512_mask3_fmadd_ps(p, zero, added[n], that_weigh(p));
                     }
                     both[n] = (__m512i)_mm512_cvtne2ps_pbh(scaled[1], scaled[0]);
                 }
                 _mm512_store_si512(weights + i, _mm512_permutex2var_epi32(both[0], first, both[1]));
                 _mm512_store_si512(weights + i + 16, _mm512_permutex2var_epi32(both[0], second, both[1]));
             }
-            const __m128 sums = wide_sums(low[0], low[1], low[0], low[1]);
+            const __m128 sums = wide_sums(added[0], added[1], added[0], added[1]);
             _mm_storel_pi((__m64 *)(to + g), sums);
         }
     }
@@ -761,18 +761,18 @@ INLINE void add_pair(const int rows, const int vectors, const int upper, const i
     }
 }
 
-// o [rows, wide] += p [rows, apart] times 16 `vectors` numbers from i on of values. Of groups, `lowest` has what is added
-// besides.
+// o [rows, wide] += p [rows, apart] times 16 `vectors` numbers from i on of values. Of groups, `zeros` has what their zeros
+// add.
 INLINE void output_columns(const int rows, const int vectors, const int upper, const int paired, const int half,
                            const uint32_t *p, int64_t apart, int64_t width, const void *v, int64_t i, const int64_t d,
-                           int64_t columns, int64_t keys, float *o, int64_t wide, const uint32_t *lowest, Soon *soon) {
+                           int64_t columns, int64_t keys, float *o, int64_t wide, const uint32_t *zeros, Soon *soon) {
     __m512 sum[OUTPUT_ROWS][8];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < vectors; n++) {
             sum[r][n] = _mm512_load_ps(o + r * wide + i + 32 * upper + 16 * n);
-            if (lowest)
+            if (zeros)
                 sum[r][n] = _mm512_add_ps(sum[r][n],
-                                          (__m512)weights_of_pair(lowest + r * apart + (i + 16 * n) / CODES * 2, 0, 0));
+                                          (__m512)weights_of_pair(zeros + r * apart + (i + 16 * n) / CODES * 2, 0, 0));
         }
     int64_t key = 0;
     for (; key + 2 <= keys; key += 2, p += IN_GROUPS ? 2 : 1)
@@ -785,9 +785,9 @@ INLINE void output_columns(const int rows, const int vectors, const int upper, c
 // `half` as above.
 INLINE void output_rows(const int rows, const int paired, const int half, const uint32_t *p, int64_t apart,
                         int64_t width, const void *v, const int64_t d, int64_t columns, int64_t keys, float *o,
-                        int64_t wide, const uint32_t *lowest, Soon *soon) {
+                        int64_t wide, const uint32_t *zeros, Soon *soon) {
 #define COLUMNS_OF(VECTORS, UPPER, HALF)                                                                               \
-    output_columns(rows, VECTORS, UPPER, paired, HALF, p, apart, width, v, i, d, columns, keys, o, wide, lowest, soon)
+    output_columns(rows, VECTORS, UPPER, paired, HALF, p, apart, width, v, i, d, columns, keys, o, wide, zeros, soon)
     int64_t i = 0;
     if (IN_CODES && rows > ROWS_TWOS && !paired)  // half of the numbers at a time: they are widened once for all rows
         for (; i < columns; i += CODES) {
@@ -810,7 +810,7 @@ INLINE void output_rows(const int rows, const int paired, const int half, const 
 
 #define OUTPUT(R, IN_PAIRS, HALF)                                                                                      \
     output_rows(R, IN_PAIRS, HALF, p + row * apart, apart, width, from, d, columns, some, of->sums.o + row * wide,     \
-                wide, lowest ? lowest + row * apart : 0, &soon)
+                wide, zeros ? zeros + row * apart : 0, &soon)
 
 // What few rows ask for. Of fp8, which has more arithmetic, lines are always asked for once more, as by Spread. Of bf16 only
 // into the second cache, and four rows and more further ahead: weights take longer, meanwhile nothing is asked for. Into the
@@ -839,7 +839,7 @@ INLINE void look_by_few(const int64_t d, const int rows, const int beside, const
     const int64_t columns = whole(a->value_dim, AT_ONCE), apart = row_of_weights(d, width);
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
     uint32_t *weights = weights_in(room, rows, width);
-    const uint32_t *p = weights + (IN_GROUPS ? sums_of_groups(d) : 0), *lowest = IN_GROUPS ? weights : 0;
+    const uint32_t *p = weights + (IN_GROUPS ? sums_of_groups(d) : 0), *zeros = IN_GROUPS ? weights : 0;
     const void *from = vectors(a, 1, first).numbers;
     const Constants c = constants_at(a, d, first, keys, behind_weights(room, rows, d, width));
     ask_for_constants(a, after);
@@ -863,7 +863,7 @@ INLINE void look_by_many(const int64_t d, PAGE) {
     uint32_t *weights = weights_in(room, rows, width),
              *tiles = (uint32_t *)(constants + room_of_constants(STORED, d, width));
     __m512i *made = (__m512i *)(tiles + width * wide / 2);  // units [keys, units]
-    const uint32_t *lowest = IN_GROUPS ? weights : 0;
+    const uint32_t *zeros = IN_GROUPS ? weights : 0;
     const Constants c = constants_at(a, d, first, keys, constants);
     Soon soon = {0};
     (void)after;
@@ -874,7 +874,7 @@ INLINE void look_by_many(const int64_t d, PAGE) {
     wide_attention_twos_weigh(a, block, start, keys, rows, s, width, of, wide, &c);
     if (IN_GROUPS) wide_attention_twos_weigh_groups(rows, d, keys, s, width, &c, weights);
     const int64_t pairs = PAIRED / 2 / columns > 1 ? PAIRED / 2 / columns : 1, chunk = 2 * pairs;
-    for (int64_t key = 0; key < keys; key += chunk, lowest = 0) {
+    for (int64_t key = 0; key < keys; key += chunk, zeros = 0) {
         const int64_t some = keys - key < chunk ? keys - key : chunk;
         const uint32_t *p = weights + (IN_GROUPS ? sums_of_groups(d) : 0) + key / (IN_GROUPS ? 1 : 2), *from = tiles;
         make_twos(vectors(a, 1, first + key).numbers, some, d, made);
@@ -914,16 +914,20 @@ FEW_LOOKS(128_second, 128, INTO_SECOND)
 
 #define NAMED(NAME) wide_attention_twos_##NAME
 #define FOUR(NAME) {NAMED(NAME##_1), NAMED(NAME##_2), NAMED(NAME##_3), NAMED(NAME##_4)}
-#define FEW_OF(D, SECOND)                                                                                              \
-    {IN_CODES ? NAMED(few_##SECOND##_1) : NAMED(few_##D##_1), IN_CODES ? NAMED(few_##SECOND##_2) : NAMED(few_##D##_2), \
-     NAMED(few_##SECOND##_3), NAMED(few_##SECOND##_4)}
+#define EITHER(OF_CODES, OF_LINES) IN_CODES ? NAMED(OF_CODES) : NAMED(OF_LINES)
 // One to four rows are `few`; five to eight are `beside`, of one token, or `more`, of several. Of codes nothing lies beside
 // anything: there it is known where is asked to, no more.
 typedef struct {
     Look few[2][ROWS_TWOS], beside[2][ROWS_TWOS], more[ROWS_TWOS], many;  // [2]: whether to the second cache
 } Looks;
 #define LOOKS_OF(D, SECOND)                                                                                            \
-    {{FOUR(few_##D), FEW_OF(D, SECOND)}, {FOUR(beside_##D), FOUR(beside_##SECOND)}, FOUR(more_##D), NAMED(many_##D)}
+    {{FOUR(few_##D),                                                                                                   \
+      {EITHER(few_##SECOND##_1, few_##D##_1), EITHER(few_##SECOND##_2, few_##D##_2), NAMED(few_##SECOND##_3),          \
+       NAMED(few_##SECOND##_4)}},                                                                                      \
+     {FOUR(beside_##D), FOUR(beside_##SECOND)},                                                                        \
+     {EITHER(beside_##D##_1, more_##D##_1), EITHER(beside_##D##_2, more_##D##_2),                                      \
+      EITHER(beside_##D##_3, more_##D##_3), EITHER(beside_##D##_4, more_##D##_4)},                                     \
+     NAMED(many_##D)}
 static const Looks LOOKS_BY_SIZE[] = {LOOKS_OF(any, any), LOOKS_OF(64, 64_second),
 #ifndef OF_INT4
                                       LOOKS_OF(128, 128_second)
