@@ -9,9 +9,11 @@ import logging
 import os
 import resource
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,6 +250,31 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_has_started(machine: Machin
     assert list(machine.cache.iterdir()) == []
     status = Path(f"/proc/{child.read_text().strip()}/stat")
     assert not status.exists() or ") Z " in status.read_text()
+
+
+def test_whoever_ends_a_group_of_processes_ends_its_compiler_and_what_is_left_goes_later(machine: Machine) -> None:
+    child = machine.tools / "child"
+    hangs = machine.compiler(f"sleep 1000 & echo $! > {child}.new; mv {child}.new {child}; wait")
+    machine.environment["CC"] = str(hangs)
+    process = machine.start(prepare=os.setsid)
+    while not child.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=120)
+    status = Path(f"/proc/{child.read_text().strip()}/stat")
+    while status.exists() and ") Z " not in status.read_text():
+        time.sleep(0.01)
+
+    (left,) = machine.cache.iterdir()
+    del machine.environment["CC"]
+    assert machine.answer() == "42"
+    assert left.exists(), "somebody may be compiling there"
+    (library,) = machine.kept()
+    library.unlink()
+    os.utime(left, (0, 0))
+    assert machine.answer() == "42"
+    assert list(machine.cache.iterdir()) == machine.kept()
 
 
 def test_a_compiler_that_computes_for_ever_is_ended(machine: Machine) -> None:

@@ -36,13 +36,14 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tandem.common.cpu_time import work_of
+from tandem.common.cpu_time import processes_of, work_of
 from tandem.common.machine import available_cores, processor_fact
 
 # That the compiler may compute for one file, whose largest takes 20 s, or stand still. What waits for a busy processor
@@ -52,6 +53,9 @@ _LOOK_SECONDS = 1.0
 _COMPILERS = ("cc", "gcc", "clang")
 _OLDEST = {"x86_64": ("-march=x86-64",)}  # some compilers are built to take a later one
 _CONTENT_DIGITS = 32
+_MANY_SOURCES = 10  # more take a minute, which is said to whoever waits for a start
+_UNFINISHED = ".making-"  # folders in the cache where a library is made
+_UNFINISHED_SECONDS = 86_400.0  # after which whoever made one was killed
 
 Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types of a function's arguments, and its result
 
@@ -118,7 +122,15 @@ class CSources:
             folder = _writable_cache(logger)
             if folder is None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
-            return ctypes.CDLL(str(self.compile_into(folder)))
+            _sweep(folder)
+            if command := _compiler():
+                level = logging.WARNING if len(self.sources) > _MANY_SOURCES else logging.INFO
+                words = "compiling %s once for this machine (%d sources, %s)"
+                logger.log(level, words, self.name, len(self.sources), command[0])
+            began = time.monotonic()
+            made = self.compile_into(folder)
+            logger.info("compiled %s in %.1f s", self.name, time.monotonic() - began)
+            return ctypes.CDLL(str(made))
 
     def compile_into(self, folder: Path, *, portable: bool = False) -> Path:
         """Compiles the library for this machine, or, `portable`, for all of its kind, whatever `CC` says.
@@ -129,7 +141,7 @@ class CSources:
         command = _compiler()
         if not command:
             raise CompileError(f"no C compiler: neither CC nor {', '.join(_COMPILERS)}")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as private:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as private:
             made = Path(private) / f"{self.name}.so"
             flags = [*self.flags, *(_OLDEST.get(platform.machine(), ()) if portable else ())]
             sources = [str(self.folder / name) for name in self.sources]
@@ -166,7 +178,8 @@ def _compiler() -> list[str]:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Runs the compiler; one that hangs is ended with all its children. Raises OSError or CompileError."""
+    """Runs the compiler; one that hangs is ended with all its children. It belongs to the group of this process, so
+    that whoever ends the group by force ends it, too. Raises OSError or CompileError."""
     with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
@@ -174,13 +187,13 @@ def _run(command: Sequence[str]) -> None:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,
     ) as process:
         try:
             said = _said(process, command[0])
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for pid in processes_of(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             raise
     if process.returncode:
         lines = (said.strip() or f"ended with {process.returncode}").splitlines()
@@ -220,6 +233,14 @@ def cache_folder() -> Path | None:
         return Path.home() / ".cache" / "tandem"
     except RuntimeError:
         return None
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what those have left that were killed while they compiled."""
+    for left in folder.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):  # another process may remove it, too
+            if time.time() - left.stat().st_mtime > _UNFINISHED_SECONDS:
+                shutil.rmtree(left)
 
 
 def _writable_cache(logger: logging.Logger) -> Path | None:

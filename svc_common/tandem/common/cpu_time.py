@@ -25,16 +25,23 @@ def cpu_seconds(pid: int) -> float:
 def work_of(pid: int) -> Work:
     """Looks at a process and its children; what is gone does nothing."""
     total, ready = 0.0, False
-    pids = [pid]
-    while pids:
-        folder = Path("/proc") / str(pids.pop())
+    for each in processes_of(pid):
+        folder = Path("/proc") / str(each)
         with contextlib.suppress(OSError):  # it may end while we look
             fields = _stat(folder)
             total += (int(fields[11]) + int(fields[12])) / _TICKS
-            for thread in (folder / "task").iterdir():
-                ready = ready or _stat(thread)[0] == "R"
-                pids += map(int, (thread / "children").read_text().split())
+            ready = ready or any(_stat(thread)[0] == "R" for thread in (folder / "task").iterdir())
     return Work(total, ready)
+
+
+def processes_of(pid: int) -> list[int]:
+    """Returns the ids of a process and of all that it and its children have started, parents before children."""
+    pids = [pid]
+    for each in pids:  # grows meanwhile
+        with contextlib.suppress(OSError):  # it may end while we look
+            for thread in (Path("/proc") / str(each) / "task").iterdir():
+                pids += map(int, (thread / "children").read_text().split())
+    return pids
 
 
 def _stat(folder: Path) -> list[str]:

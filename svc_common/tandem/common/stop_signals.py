@@ -64,11 +64,18 @@ def stop_on_end_of_stdin(lifecycle: Lifecycle) -> threading.Event:
 
 
 def leave_with_parent() -> Callable[[], bytes]:
-    """Ends this process, whatever it does, as soon as the parent closes our standard input. Returns a function that
-    waits for the first line which the parent writes there, and returns it once."""
+    """Ends this process, whatever it does, as soon as the parent closes our standard input; and if it leads a group of
+    processes, all of these, which may be compiling. Returns a function that waits for the first line which the parent
+    writes there, and returns it once."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    _when_stdin_ends(lambda: os._exit(0), lines.put)
+    _when_stdin_ends(_leave_together, lines.put)
     return lines.get
+
+
+def _leave_together() -> None:
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 def _when_stdin_ends(act: Callable[[], None], hear: Callable[[bytes], None] | None = None) -> None:

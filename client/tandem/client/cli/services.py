@@ -31,7 +31,7 @@ Line = Callable[[str, str], None]  # (service, line of its log)
 class ServiceProcess:
     """One service as a process."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path, on_line: Line | None) -> None:
+    def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path, on_line: Line) -> None:
         self.name = name
         self.address_file = folder / f"{name}.json"
         self._on_line = on_line
@@ -88,8 +88,7 @@ class ServiceProcess:
         for raw in self._process.stdout:
             line = raw.decode(errors="replace").rstrip()
             self._last_lines.append(line)
-            if self._on_line is not None:
-                self._on_line(self.name, line)
+            self._on_line(self.name, line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +131,8 @@ class Services:
         self._plan = plan
         self._folder = folder
         self._on_line = on_line
+        self._progress: Callable[[str], None] = lambda words: None
+        self._worker_does = f"the worker loads {plan.model}"
         self._running: list[ServiceProcess] = []
         self._started = False
         self.tokenizer_address = ""
@@ -142,6 +143,7 @@ class Services:
         """Starts the tokenizer and, if there is one, beside it the worker, which asks the tokenizer whether they match
         once its model is loaded; then the HTTP server."""
         plan = self._plan
+        self._progress = progress
         beside = f" and the worker, which loads {plan.model}" if plan.with_worker else ""
         progress(f"starting the tokenizer{beside}")
         tokenizer = self._launch(
@@ -168,7 +170,7 @@ class Services:
             ],
         )
         self.tokenizer_address = reachable(await self._while_running(tokenizer.address()))
-        progress(f"the tokenizer is ready; the worker loads {plan.model}")
+        progress(f"the tokenizer is ready; {self._worker_does}")
         self.worker_address = reachable(await self._while_running(worker.address()))
         if plan.http_port is not None:
             progress("starting the HTTP door")
@@ -211,9 +213,17 @@ class Services:
             service.kill()
 
     def _launch(self, name: str, module: str, arguments: Sequence[str]) -> ServiceProcess:
-        service = ServiceProcess(name, module, arguments, self._folder, self._on_line)
+        service = ServiceProcess(name, module, arguments, self._folder, self._hear)
         self._running.append(service)
         return service
+
+    def _hear(self, name: str, line: str) -> None:
+        """Passes a line of a service's log on, and shows what a first start waits for."""
+        if self._on_line is not None:
+            self._on_line(name, line)
+        elif not self._started and (found := re.search(r"compiling \w+ once .*", line)):
+            self._worker_does = f"the {name} is {found[0]}, which takes a minute or more"
+            self._progress(self._worker_does)
 
     async def _while_running(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
