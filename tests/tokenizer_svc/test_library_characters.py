@@ -58,7 +58,7 @@ def test_words_between_punctuation(tmp_path: Path) -> None:
     check_ids(tmp_path, library)
 
 
-@pytest.mark.parametrize("step", [*FORMS, "StripAccents"])
+@pytest.mark.parametrize("step", [*FORMS, "StripAccents", "Lowercase"])
 @pytest.mark.parametrize("form", ["{}", "e\u0301{}\u0334", "e\u0334{}\u0301\u0327"])
 def test_normalizers(step: str, form: str) -> None:
     """Each character by itself, and among marks that it could change places with."""

@@ -2,7 +2,7 @@
 
 The library's tables are those of Unicode 8, of normal forms and the marks of StripAccents those of Unicode 9: to it,
 what is younger is a letter. They are spelt out since they stay, while those of Python and of `regex` are others with
-each release.
+each release. Lower case it has from its compiler, of Unicode 17, which Python has from 3.15 on.
 """
 
 from __future__ import annotations
@@ -98,6 +98,15 @@ FORMLESS = _FORMLESS + _set(
     "1e6ee-1e6ef 1e6f5 1f16c 1fbf0-1fbf9"
 )
 MAYBE_FORMLESS = rf"{_FORMLESS}\U00010000-\U0010ffff"  # what is quicker to look for
+
+# Letters of Unicode 15 to 17 that have a lower case, and that.
+YOUNG_CAPITALS = {
+    **{chr(code): chr(code + 1) for code in (0x1C89, 0xA7CC, 0xA7CE, 0xA7D2, 0xA7D4, 0xA7DA)},
+    **{chr(code): chr(code + 32) for code in range(0x10D50, 0x10D66)},
+    **{chr(code): chr(code + 27) for code in range(0x16EA0, 0x16EB9)},
+    "\ua7cb": "\u0264",
+    "\ua7dc": "\u019b",
+}
 
 # One of a set, for `regex`, quicker to search than the long set: what today's tables have, if it is in the set.
 ONE_OF_PUNCTUATION = rf"[\p{{P}}$+<=>^`|~\u166d\U000111c9](?<=[{PUNCTUATION}])"

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, cast
 
 import regex  # type: ignore[import-untyped]
 
-from tandem.tokenizer.library_characters import FORMLESS, MAYBE_FORMLESS, ONE_OF_MARKS
+from tandem.tokenizer.library_characters import FORMLESS, MAYBE_FORMLESS, ONE_OF_MARKS, YOUNG_CAPITALS
 
 Form: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Origins: TypeAlias = list[int]  # for each character of a text the number of the one that it comes from
@@ -23,6 +23,7 @@ _MANY_MARKS = regex.compile(r"[\p{M}\uff9e\uff9f]{64}")
 _FORMLESS = re.compile(f"([{FORMLESS}]+)")
 _MAYBE_FORMLESS = re.compile(f"[{MAYBE_FORMLESS}]")
 _MARK = regex.compile(ONE_OF_MARKS)
+_YOUNG_CAPITAL = re.compile(f"[{''.join(YOUNG_CAPITALS)}]")
 
 
 class Normalizer:
@@ -49,8 +50,8 @@ class Normalizer:
 
 
 def _plain(step: str) -> Callable[[str], str]:
-    if step == "Lowercase":  # one by one: lower-casing a whole text knows a final sigma
-        return lambda text: text.lower() if text.isascii() else "".join(map(str.lower, text))
+    if step == "Lowercase":
+        return lowered_by_library
     if step == "StripAccents":
         return lambda text: str(_MARK.sub("", text))
     form = cast(Form, step)
@@ -74,6 +75,13 @@ def normalized_by_library(form: Form, text: str) -> str:
     return "".join(part if formless else normalized(form, part) for part, formless in _parts(text))
 
 
+def lowered_by_library(text: str) -> str:
+    """Lower-cases each character by itself, as the library does: Python knows a final sigma."""
+    if text.isascii():
+        return text.lower()
+    return _YOUNG_CAPITAL.sub(lambda found: YOUNG_CAPITALS[found[0]], text.replace("\u03a3", "\u03c3").lower())
+
+
 def _parts(text: str) -> list[tuple[str, bool]]:
     """Returns the parts of a text, and of each whether it is what the library's normal forms leave alone."""
     if _MAYBE_FORMLESS.search(text) is None:
@@ -92,7 +100,7 @@ def _located(step: str, text: str) -> tuple[str, Origins]:
         kept = [place for place, character in enumerate(text) if _MARK.match(character) is None]
         return "".join(text[place] for place in kept), kept
     if step == "Lowercase":
-        made = [each for character in text for each in _apart(character.lower())]
+        made = [each for character in text for each in _apart(lowered_by_library(character))]
     else:
         form = cast(Form, step)
         if unicodedata.is_normalized(form, text):

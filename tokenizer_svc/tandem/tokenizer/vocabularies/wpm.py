@@ -15,7 +15,7 @@ import regex  # type: ignore[import-untyped]
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
 from tandem.tokenizer.library_characters import CHINESE, DROPPED, ONE_OF_ACCENTS, PUNCTUATION
-from tandem.tokenizer.normalizing import Form, normalized, normalized_by_library
+from tandem.tokenizer.normalizing import Form, lowered_by_library, normalized, normalized_by_library
 from tandem.tokenizer.vocabulary import Located, VocabularyType
 from tandem.tokenizer.word_cache import WordCache
 
@@ -28,13 +28,14 @@ _ALONE_TO_LIBRARY = PUNCTUATION + CHINESE
 
 
 class _Rules(NamedTuple):
-    """What is a word, and what is dropped; of text that is lower-cased, how it gets its normal form and what accents
-    are."""
+    """What is a word, and what is dropped; of text that is lower-cased, how it gets its normal form, what accents are,
+    and what becomes of the rest."""
 
     words: re.Pattern[str]
     dropped: re.Pattern[str]
     accents: re.Pattern[str]
     normalized: Callable[[Form, str], str]
+    lowered: Callable[[str], str]
 
 
 _LLAMA_CPP = _Rules(
@@ -42,12 +43,14 @@ _LLAMA_CPP = _Rules(
     dropped=regex.compile(r"(?!\s)[\p{Cc}\p{Cf}\p{Co}\ufffd]"),
     accents=regex.compile(r"\p{Mn}"),
     normalized=normalized,
+    lowered=lambda text: text.replace("\u03a3", "\u03c3").lower(),  # the one letter that Python lower-cases by others
 )
 _LIBRARY = _Rules(
     words=re.compile(rf"[{_ALONE_TO_LIBRARY}]|[^\s{_ALONE_TO_LIBRARY}]+"),
     dropped=re.compile(f"[{DROPPED}]"),
     accents=regex.compile(ONE_OF_ACCENTS),
     normalized=normalized_by_library,
+    lowered=lowered_by_library,
 )
 
 
@@ -114,9 +117,7 @@ class WpmVocabulary:
         """Normalizes a text. Accents are dropped, not composed, so that characters can be normalized one by one with
         the same result."""
         if self._lowercase:
-            text = self._rules.accents.sub("", self._rules.normalized("NFD", text))
-            # The one letter that Python lower-cases by its neighbours, which neither BERT's library nor llama.cpp does.
-            text = text.replace("\u03a3", "\u03c3").lower()
+            text = self._rules.lowered(self._rules.accents.sub("", self._rules.normalized("NFD", text)))
         return self._rules.dropped.sub("", text)
 
     def _encode_word(self, word: str) -> list[int]:
