@@ -24,8 +24,8 @@ def scored(others: int) -> OutputStream:
 
 @pytest.mark.parametrize("others", [0, 1, 64, 192])
 def test_parts_are_bounded_and_together_the_prompt(others: int) -> None:
-    request = pb.GenerateRequest(prompt_ids=range(LENGTH), output=pb.OutputOptions(prompt_logprobs=True))
-    parts = list(prompt_parts(request, scored(others)))
+    options = pb.OutputOptions(prompt_logprobs=True, top_logprobs=others)
+    parts = list(prompt_parts(pb.GenerateRequest(prompt_ids=range(LENGTH), output=options), scored(others)))
     assert max(len(part.ids) * max(1, others) for part in parts) <= 8192
     assert [each for part in parts for each in part.ids] == list(range(LENGTH))
     logprobs = [each for part in parts for each in part.logprobs]
@@ -44,3 +44,14 @@ def test_an_echo_has_ids_alone() -> None:
     parts = list(prompt_parts(request, OutputStream(1, Delivery(1, None))))
     assert [each for part in parts for each in part.ids] == list(range(LENGTH))
     assert not any(part.logprobs or part.ranks or part.top_logprobs for part in parts)
+
+
+@pytest.mark.parametrize("options", [pb.OutputOptions(top_logprobs=2), pb.OutputOptions(logprob_ids=[7])])
+def test_a_prompt_of_one_token_has_an_empty_list_for_it(options: pb.OutputOptions) -> None:
+    options.prompt_logprobs = True
+    (part,) = prompt_parts(
+        pb.GenerateRequest(prompt_ids=[5], output=options), OutputStream(1, Delivery(1, None), prompt=Tokens())
+    )
+    assert (list(part.ids), list(part.ranks)) == ([5], [0])
+    assert math.isnan(*part.logprobs)
+    assert list(part.top_logprobs) == [pb.TopLogprobs()]

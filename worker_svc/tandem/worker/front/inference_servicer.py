@@ -205,7 +205,8 @@ def prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[
     wanted = request.output.prompt_logprobs
     scored = stream.prompt
     most = max((len(each) for each, _, _ in scored.others), default=0)
-    nothing = [pb.TopLogprobs()] if scored.others else []
+    with_others = wanted and (request.output.top_logprobs > 0 or bool(request.output.logprob_ids))
+    nothing = [pb.TopLogprobs()] * with_others
     size = min(PROMPT_PART_TOKENS, max(1, _PROMPT_PART_OTHERS // max(1, most)))
     for start in range(0, len(ids), size):
         # Nothing is known of the first token; the others' lists begin behind it.
