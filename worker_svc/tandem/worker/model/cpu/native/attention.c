@@ -401,6 +401,9 @@ int tandem_allow_wide_attention(int allowed) {
     return wide_is_there();
 }
 
+// Queries of a head of keys from which int8 is quicker as bf16 (benchmarks/pages/long_contexts.md).
+#define TWOS_OF_INT8 3
+
 // With AVX-512: the same way with any number of tokens, since the bits differ.
 static const Way *wide_way(const Attention *a) {
     const int codes = wide_twos_codes_are_there();
@@ -408,6 +411,8 @@ static const Way *wide_way(const Attention *a) {
     case BF16: return wide_twos_is_there() ? &wide_attention_twos : &wide_attention;
     case FP8: return codes ? &wide_attention_twos_fp8 : wide_fp8_is_there() ? &wide_attention : &narrow;
     case INT8:
+        if (codes && a->group >= TWOS_OF_INT8) return &wide_attention_twos_int8;
+        return &wide_attention_digits;
     case INT6: return &wide_attention_digits;
     case INT4:
         if (a->head_dim % 128 == 0) return &wide_attention_digits;

@@ -1,5 +1,6 @@
 // Attention over int8, int6 and int4 by AVX-512 with VNNI, in whole numbers: queries and weights are digits too, of 16
-// bits. Of int4 only vectors of whole 128 numbers; others become bf16 where that has instructions, or else fp32.
+// bits. Of int4 only vectors of whole 128 numbers; others become bf16 where that has instructions, or else fp32. int8 of
+// several queries a head of keys becomes bf16, too, where it can.
 //
 //     s   = a sum_g(k_g sum(Q K) + low_g sum(Q))    Q = round(q / a), a: one step a query and head
 //     o  += b_g sum(W V) + sum(p low_g)             W = round(p v_g / b_g), b: one step a page, of int4 and a group

@@ -1,6 +1,7 @@
 // Attention over keys and values that are numbers of bf16, or whose codes become such, by vdpbf16ps: what attention.c does,
 // with queries and weights rounded to bf16, as a matrix unit takes them. Scores are those of a softmax of base 2, a row's
-// weights are added up over two keys at once, and the sum that o is divided by is that of the rounded ones (but of int4).
+// weights are added up over two keys at once, and the sum that o is divided by is that of the rounded ones, but where values
+// have steps.
 //
 // Scores of bf16 are added up in 16 lanes of two numbers, and then across them. Keys of codes become tiles of four, as they
 // are made wider: lane 4 b + n has two numbers of block b of key n, and only the four blocks are added up at the end. (Of
@@ -16,9 +17,9 @@
 // another order, read 61 to 63 GB/s where this reads 65 to 68, of 78 (benchmarks/pages/long_contexts.md). Keys whose queries
 // lie beside each other are loaded eight at once: arithmetic is their limit.
 //
-// STORED is the format: BF16, or FP8 or INT4 of codes. Of 64 codes two units are made: the first has the lower half of each
-// of their four blocks, the second the upper one, as they come out of their bytes; queries and what is added up have that
-// order. Of int4, 8 is taken for a code of 0, as step and `zero` of each group g of 32 numbers are:
+// STORED is the format: BF16, or FP8, INT8 or INT4 of codes. Of 64 codes two units are made: the first has the lower half of
+// each of their four blocks, the second the upper one, as they come out of their bytes; queries and what is added up have
+// that order. Of int8, scores are multiplied by their key's step, and weights by their value's. Of int4, 8 is taken for a code of 0, as step and `zero` of each group g of 32 numbers are:
 //
 //     s  = sum_g(step_g sum(q (code - 8)) + zero_g sum(q))    o  += sum(p step_g (code - 8)) + sum(p zero_g)
 //
@@ -41,6 +42,7 @@
 
 #define IN_CODES (STORED != BF16)
 #define IN_GROUPS (STORED == INT4)  // each 32 numbers have a step and a lowest one
+#define IN_STEPS (STORED == INT8)   // a vector has a step
 #define ZERO_CODE 8                 // of 4 bits, taken for 0: so products are small
 
 // Numbers that are loaded at once, and units that they become.
@@ -74,8 +76,10 @@ INLINE void widen_codes(__m512i codes, __m512i to[2]) {
     __m512i lows, all;
     if (IN_GROUPS) lows = _mm512_permutexvar_epi8(codes, *low), all = _mm512_permutexvar_epi8(codes, *high);
     else {
-        const __m512i highs = _mm512_permutex2var_epi8(high[0], codes, high[1]);
-        lows = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+        // vpabsb would take Zen 4 several turns.
+        const __m512i size = IN_STEPS ? _mm512_min_epu8(codes, _mm512_sub_epi8(_mm512_setzero_si512(), codes)) : codes;
+        const __m512i highs = _mm512_permutex2var_epi8(high[0], size, high[1]);
+        lows = _mm512_permutex2var_epi8(low[0], size, low[1]);
         all = _mm512_ternarylogic_epi32(highs, codes, _mm512_set1_epi8((char)0x80), 0xf8);  // a | b & c
     }
     to[0] = _mm512_unpacklo_epi8(lows, all), to[1] = _mm512_unpackhi_epi8(lows, all);
@@ -174,10 +178,15 @@ INLINE void turn_constants(const float *from, int64_t keys, int64_t many, float 
 INLINE Constants constants_at(const Attention *a, const int64_t d, int64_t first, int64_t keys, float *room) {
     const int64_t width = whole(a->page_size, TURNED), many = constants_of(STORED, d);
     const Constants c = {{room, room + room_of_constants(STORED, d, width) / 2}, groups_of(d), width};
-    for (int which = 0; which < 2 && IN_GROUPS; which++) {
+    for (int which = 0; which < 2 && many; which++) {
         const float *from = (const float *)a->part[which][1] + first * many;
         for (int64_t i = 0; i < width; i += 16) {
             float *to = c.of[which] + i;
+            if (IN_STEPS) {
+                const __mmask16 there = i < keys ? (__mmask16)first_of(keys - i) : 0;
+                _mm512_store_ps(to, _mm512_maskz_loadu_ps(there, from + i));
+                continue;
+            }
             turn_constants(from + i * many, keys - i, many, to, width);
             for (int64_t g = 0; g < c.groups; g++, to += width) {
                 float *lowest = to + c.groups * width;
@@ -196,29 +205,36 @@ INLINE __m512 by_steps(__m512 weights, const float *steps) {
     return _mm512_maskz_mul_ps(that_weigh(weights), weights, _mm512_load_ps(steps));
 }
 
-// Scores become weights of bf16, in their place.
-INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l) {
+// Scores become weights of bf16, in their place: times the values' steps, if there are any.
+INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l,
+                  const float *steps) {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
     __m512 most[4], sum[4];
     begin_weights(rows, s, apart, width, o, wide, m, l, most, sum);
     for (int64_t i = 0; i < width; i += UNIT)
         for (int r = 0; r < rows; r++) {
             const float *here = s + r * apart + i;
-            const __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
-            const __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(here + 16), most[r]));
+            __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
+            __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(here + 16), most[r]));
+            if (IN_STEPS) {
+                sum[r] = _mm512_add_ps(sum[r], _mm512_add_ps(low, high));
+                low = by_steps(low, steps + i), high = by_steps(high, steps + i + 16);
+            }
             const __m512i weights = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-            sum[r] = add_twos(sum[r], weights, ones);
+            if (!IN_STEPS) sum[r] = add_twos(sum[r], weights, ones);
             _mm512_store_si512(s + r * apart + i / 2, weights);
         }
     for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
 }
 
 // Scores s [width] of codes become those of what they stand for. sums: of the row's query in each group.
-INLINE void add_zeros(float *s, int64_t width, const Constants *c, const float *sums) {
+INLINE void scale_scores(float *s, int64_t width, const Constants *c, const float *sums) {
     for (int64_t i = 0; i < width; i += 16) {
         __m512 scores = _mm512_load_ps(s + i);
-        for (int64_t g = 0; g < c->groups; g++)
-            scores = _mm512_fmadd_ps(_mm512_load_ps(zeros_of(c, 0, g) + i), _mm512_set1_ps(sums[g]), scores);
+        if (IN_STEPS) scores = _mm512_mul_ps(scores, _mm512_load_ps(steps_of(c, 0, 0) + i));
+        else
+            for (int64_t g = 0; g < c->groups; g++)
+                scores = _mm512_fmadd_ps(_mm512_load_ps(zeros_of(c, 0, g) + i), _mm512_set1_ps(sums[g]), scores);
         _mm512_store_ps(s + i, scores);
     }
 }
@@ -227,13 +243,15 @@ static __attribute__((noinline)) void wide_attention_twos_weigh(const Attention 
                                                                 int64_t keys, int64_t rows, float *s, int64_t apart,
                                                                 const Piece *of, int64_t wide, const Constants *c) {
     const int64_t width = whole(keys, UNIT);
+    for (int64_t row = 0; row < rows && (IN_GROUPS || IN_STEPS); row++)
+        scale_scores(s + row * apart, width, c, of->q_sums + row * sums_of_groups(a->head_dim));
+#define TO_TWOS(...) weigh(__VA_ARGS__, steps_of(c, 1, 0))
     if (IN_GROUPS) {
-        for (int64_t row = 0; row < rows; row++)
-            add_zeros(s + row * apart, width, c, of->q_sums + row * sums_of_groups(a->head_dim));
         WEIGH_ROWS(weigh_plain, sizeof(float))
     } else {
-        WEIGH_ROWS(weigh, sizeof(uint16_t))
+        WEIGH_ROWS(TO_TWOS, sizeof(uint16_t))
     }
+#undef TO_TWOS
 }
 
 // Words from a row's weights to the next: of groups, what the zeros add [groups], and then for each two of them, those of 64
