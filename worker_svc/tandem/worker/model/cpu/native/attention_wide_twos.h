@@ -19,7 +19,8 @@
 //
 // STORED is the format: BF16, or FP8, INT8 or INT4 of codes. Of 64 codes two units are made: the first has the lower half of
 // each of their four blocks, the second the upper one, as they come out of their bytes; queries and what is added up have
-// that order. Of int8, scores are multiplied by their key's step, and weights by their value's. Of int4, 8 is taken for a code of 0, as step and `zero` of each group g of 32 numbers are:
+// that order. Of int8, scores are multiplied by their key's step, and weights by their value's. Of int4, 8 is taken for a code
+// of 0, as step and `zero` of each group g of 32 numbers are:
 //
 //     s  = sum_g(step_g sum(q (code - 8)) + zero_g sum(q))    o  += sum(p step_g (code - 8)) + sum(p zero_g)
 //
