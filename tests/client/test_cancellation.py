@@ -127,8 +127,50 @@ async def test_the_deadline_ends_a_stream_after_what_came(client: AsyncClient, w
             break
     assert text == TEXT[:5]
     assert isinstance(caught.value, TimeoutError)
-    assert caught.value.service in ("worker", "tokenizer")
+    assert caught.value.service == "worker", "the tokenizer had nothing to do"
+    assert caught.value.message == "the deadline passed while waiting for the worker"
     await worker.seen[0].cancelled.wait()
+
+
+@pytest.mark.parametrize("stop", [[], ["never"]])
+async def test_ids_that_come_at_the_deadline_do_not_blame_the_tokenizer(
+    client: AsyncClient, worker: CountingWorker, tokenizer: ByteTokenizer, stop: list[str]
+) -> None:
+    """Without a stop string nothing is decoded before the end, for which no time is left."""
+    worker.pause_at = 5
+    for timeout in LONGER_AND_LONGER:
+        with pytest.raises(DeadlineExceededError) as caught:
+            await client.generate("Hi", seed=0, timeout=timeout, stop=stop)
+        if worker.paused.is_set():
+            break
+    assert (caught.value.service, caught.value.code.name) == ("worker", "DEADLINE_EXCEEDED")
+    assert tokenizer.open_streams == 0 or stop
+
+
+@pytest.mark.parametrize(("patience", "blamed"), [(0.0, "tokenizer"), (1e9, "worker")])
+async def test_of_two_that_are_late_the_tokenizer_is_blamed_where_it_was_waited_for_long(
+    client: AsyncClient,
+    worker: CountingWorker,
+    tokenizer: ByteTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    patience: float,
+    blamed: str,
+) -> None:
+    monkeypatch.setattr("tandem.client.decode_calls.STUCK_SECONDS", patience)
+    worker.pause_at = 5
+    for timeout in LONGER_AND_LONGER:
+        stream = client.stream("Hi", seed=0, timeout=timeout, stop=["never"])
+        with contextlib.suppress(DeadlineExceededError):
+            await _first_chunk(stream)
+            break
+    tokenizer.hold.clear()
+    worker.pause_at = 10
+    worker.go.set()
+    worker.go = asyncio.Event()
+    with pytest.raises(DeadlineExceededError) as caught:
+        await stream.collect()
+    assert caught.value.service == blamed
+    tokenizer.hold.set()
 
 
 async def test_the_deadline_counts_the_hop_before(

@@ -7,6 +7,7 @@ import copy
 import pickle
 
 import grpc
+import grpc.aio
 import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -14,9 +15,11 @@ from google.rpc import error_details_pb2, status_pb2
 from tandem.client import (
     AsyncClient,
     CancelledError,
+    ConnectionSettings,
     DeadlineExceededError,
     FailoverSettings,
     FieldViolation,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
@@ -179,6 +182,20 @@ async def test_a_message_over_the_limit_is_refused_by_name(client: AsyncClient) 
     with pytest.raises(ResourceExhaustedError) as caught:
         await client.encode("x" * 5_000_000)
     assert not caught.value.retryable, "the same message would be too large again"
+
+
+class Garbling(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, details, request):
+        details.metadata.add("x-text", "é")  # gRPC carries ASCII alone
+        return await continuation(details, request)
+
+
+async def test_a_call_that_grpc_refuses_to_send_is_an_error_of_this_package(tokenizer_address: str) -> None:
+    settings = ConnectionSettings(interceptors=[Garbling()])
+    async with AsyncClient(tokenizer_address, connection=settings) as client:
+        with pytest.raises(InternalError, match="gRPC refuses") as caught:
+            await client.encode("Hi", request_id="r")
+    assert (caught.value.service, caught.value.request_id) == ("tokenizer", "r")
 
 
 async def test_a_name_that_does_not_resolve_is_unavailable() -> None:

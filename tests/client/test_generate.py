@@ -115,6 +115,17 @@ async def test_every_parameter_reaches_the_worker(client: AsyncClient, worker: C
     assert worker.seen[0].metadata["traceparent"] == "00-1-2-01"
 
 
+async def test_any_routing_key_reaches_balancers(client: AsyncClient, worker: CountingWorker) -> None:
+    for key, carried in [
+        ("plain: 100 %, {a}/b~", "plain: 100 %, {a}/b~"),
+        ("wörk", "w%C3%B6rk"),
+        ("a\nb", "a%0Ab"),
+        ("🚀" * 256, "%F0%9F%9A%80" * 256),
+    ]:
+        await client.generate("Hi", max_tokens=1, routing_key=key)
+        assert worker.seen[-1].metadata["x-routing-key"] == carried
+
+
 async def test_what_is_not_given_is_not_sent(client: AsyncClient, worker: CountingWorker) -> None:
     await client.generate("Hi", max_tokens=1)
     request = worker.seen[0].request

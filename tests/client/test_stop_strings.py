@@ -73,9 +73,25 @@ async def test_on_a_match_the_worker_is_stopped_and_still_reports_what_it_did(
     assert worker.abort_calls == 1
     await worker.seen[0].finished.wait()
     assert result.usage.cached_prompt_tokens == 1
-    assert result.usage.completion_tokens >= len("Once there ")
+    assert result.usage.completion_tokens == len("Once there "), "what came behind the match is not told"
     assert result.timings.worker_total_seconds is not None
     assert not worker.running
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_usage_counts_to_the_match_however_much_has_come(
+    client: AsyncClient, worker: CountingWorker, include_stop: bool, n: int
+) -> None:
+    """Output i of several begins at character i of the text."""
+    expected = sum(len("Once there "[index:]) for index in range(n))
+    for worker.delta_tokens in (1, 4, 100):
+        options = {"seed": 0, "n": n, "stop": "re ", "include_stop": include_stop}
+        whole = await client.generate("Hi", **options)
+        async with client.stream("Hi", **options) as stream:
+            async for _ in stream:
+                pass
+        assert whole.usage.completion_tokens == stream.result.usage.completion_tokens == expected
 
 
 async def test_a_worker_that_does_not_heed_the_abort_is_cancelled(

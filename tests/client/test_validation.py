@@ -94,8 +94,8 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("priority", [-101, 101, 0.5]),
     ("cache_salt", ["ä" * 129, 5]),
     ("bypass_cache", ["no"]),
-    ("request_id", ["x" * 129, 5]),
-    ("routing_key", ["x" * 1025]),
+    ("request_id", ["x" * 129, 5, "é", "a\nb", "\x7f"]),
+    ("routing_key", ["x" * 1025, "é" * 513]),
 ]
 RIGHT: list[tuple[str, list[Any]]] = [
     ("sampling.temperature", [0, 0.0, 2, 100.0, 3.4e38, np.float32(0.5)]),
@@ -113,7 +113,8 @@ RIGHT: list[tuple[str, list[Any]]] = [
     ("guided", [JsonSchema({}), JsonSchema("{}"), Regex("a|b"), Choices(["x"]), Grammar('start: "a"')]),
     ("priority", [-100, 0, 100]),
     ("cache_salt", ["", "ä" * 128]),
-    ("request_id", ["", "x" * 128]),
+    ("request_id", ["", "x" * 128, "all of !~ {}"]),
+    ("routing_key", ["", "é" * 512, "a\nb"]),
 ]
 
 

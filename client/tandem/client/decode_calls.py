@@ -44,6 +44,7 @@ MAX_STREAMS = 1024  # in one call; more open another
 TAKES_STREAMS_SECONDS = 60.0  # so that balancers and drains have their way with a client that is never idle
 MESSAGE_BYTES = 1024 * 1024
 MESSAGE_REQUESTS = 4096
+STUCK_SECONDS = 1.0  # an answer that did not come for so long is what took a deadline's time
 ASKS_FROM_STREAMS = 8  # in one call; who has fewer asks for ids as they come
 
 _FULL_OR_DRAINING = {code.value[0] for code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)}
@@ -108,7 +109,9 @@ class DecodePlace:
         self._call = call
         self._receive: Callable[[Outcome], None] | None = None  # who waits for the response
         self._begun = self._over = False  # at the server
+        self.stuck = False  # when the deadline passed, an answer had not come for long
         self._expired = False
+        self._sent_at = 0.0
         self._texts: Texts | None = None  # of ids of this stream while it is plain
         self._was_plain = self._is_plain = False  # before the request that waits; now
         self._asks: Texts | None = None  # of which the response is to bring more
@@ -141,6 +144,7 @@ class DecodePlace:
         if self._expired:
             raise self._too_late()
         self._receive = receive
+        self._sent_at = time.monotonic()
         self._begun = True
         self._was_plain, self._is_plain = self._is_plain, False
         if opening is not None:
@@ -211,6 +215,7 @@ class DecodePlace:
 
     def _expire(self) -> None:
         self._expired = True
+        self.stuck = self._receive is not None and time.monotonic() >= self._sent_at + STUCK_SECONDS
         self.fail(self._too_late())
 
     def _too_late(self) -> TandemError:

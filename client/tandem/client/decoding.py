@@ -40,6 +40,7 @@ class TextDecoder:
         self._patience = Patience(failover)
         self._metrics = metrics
         self._place: DecodePlace | None = None
+        self._away = False  # the tokenizer was lost or full when it was asked last
         self._failed: TandemError | None = None  # what `pass_on` ended with
         self._fed: list[int] = []
         self._given: list[str] = []
@@ -63,6 +64,7 @@ class TextDecoder:
                 if full.reason != "TOO_MANY_STREAMS":
                     raise
                 self.close()
+                self._away = True
                 refused += 1
                 if refused > FULL_CALLS:
                     self._patience.failed(full, may_wait=False)
@@ -72,11 +74,13 @@ class TextDecoder:
             except (UnavailableError, CancelledError) as error:
                 self._failed = None
                 self.close()
+                self._away = True
                 self._patience.failed(error, may_wait=restarts(error, reached=self._calls.reached))
                 await self._context.sleep(self._patience, error, SERVICE)
                 replay = lost = True
                 continue
             self._patience.progressed()
+            self._away = False
             if lost:
                 self._metrics.failovers.labels(SERVICE).inc()
             if replay and self._given:
@@ -86,6 +90,11 @@ class TextDecoder:
                 response.events.extend(events)
             self._remember(response)
             return response
+
+    @property
+    def stuck(self) -> bool:
+        """True when a deadline passed because the tokenizer did not answer, and not because ids came late."""
+        return self._place.stuck if self._place is not None else self._away
 
     def known_text(self, ids: Sequence[int]) -> str | None:
         """Takes more ids and returns their text, where it is known without asking; None, with nothing taken, where

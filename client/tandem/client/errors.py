@@ -270,6 +270,7 @@ class RpcFailure(Protocol):
 _UNSENT = 'Failed "execute_batch"'
 
 
+_TOO_LATE = "Deadline Exceeded"  # gRPC's words, at times in others
 _NO_METHOD = "method not found"  # gRPC's words
 _SWAPPED = {
     "tokenizer": "there is no tokenizer service at this address: is it a worker's?",
@@ -284,6 +285,8 @@ def from_rpc_error(error: RpcFailure, *, service: str, request_id: str = "") -> 
     # asks for the call's real status.
     if code is grpc.StatusCode.INTERNAL and _UNSENT in (error.debug_error_string() or ""):
         code, message = grpc.StatusCode.UNAVAILABLE, "the connection was lost"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and _TOO_LATE in message:
+        message = f"the deadline passed while waiting for the {service}"
     if code is grpc.StatusCode.UNIMPLEMENTED and message.casefold().startswith(_NO_METHOD) and service in _SWAPPED:
         message = _SWAPPED[service]
     return from_status(code, message, error.trailing_metadata() or (), service=service, request_id=request_id)

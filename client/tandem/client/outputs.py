@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tandem.client.answers import AnswerSoFar
 from tandem.client.decoding import TextDecoder
+from tandem.client.errors import DeadlineExceededError
 from tandem.client.plan import GenerationPlan
 from tandem.client.types import Chunk, TopLogprobs
 from tandem.inference.v1 import inference_pb2 as pb
@@ -28,6 +29,7 @@ class GrowingOutput:
         self.index = index
         self.ids_out = 0  # how many of the received ids are published
         self.matched_stop: str | None = None
+        self._matched_at: int | None = None  # how many ids had to come for it
         self.decode_seconds: float | None = None  # from its first ids at the tokenizer to its first text
         self._decode_began: float | None = None
         self.vocabulary: Sequence[bytes] | None = None  # the bytes of each id, where pieces are told
@@ -87,9 +89,10 @@ class GrowingOutput:
         return self._pieces(self.output_ids)
 
     @property
-    def received(self) -> int:
-        """The number of ids received, trimmed ones included."""
-        return len(self._received)
+    def produced(self) -> int:
+        """The number of ids received; where a stop string matched, those up to the one that completed it: how many came
+        behind it is chance."""
+        return len(self._received) if self._matched_at is None else self._matched_at
 
     def begin(self, text: str) -> None:
         """Sets the beginning of the text, which is not generated."""
@@ -164,7 +167,15 @@ class GrowingOutput:
             self._fed += len(new)
             if new and self._decode_began is None:
                 self._decode_began = time.monotonic()
-            self._take_text(await decoder.feed(new, end=end))
+            try:
+                self._take_text(await decoder.feed(new, end=end))
+            except DeadlineExceededError:
+                # Both services have the same deadline: who is not done by then took the time, although nothing of the
+                # ids that still came can be decoded.
+                if not decoder.stuck:
+                    await asyncio.wait([pump])
+                    pump.result()
+                raise
             if not at_end and not self._decoded:
                 self._decoder = decoder
                 if self._fed < len(self._received) and not self._ended:
@@ -211,6 +222,7 @@ class GrowingOutput:
         if response.HasField("matched_stop"):
             trimmed = 0 if self._plan.stopping.include_stop else response.trim_ids
             self.matched_stop = response.matched_stop
+            self._matched_at = response.ids_consumed
             self._publish(response.text, response.ids_consumed - trimmed)
         else:
             # A held byte belongs to one id, so no more ids than held bytes can still be trimmed.

@@ -39,7 +39,7 @@ class CallOptions(TypedDict, total=False):
     """The keywords of every call."""
 
     timeout: float | None  # seconds for everything together; None: no limit; default: the client's
-    request_id: str  # at most 128 bytes, for the servers' logs; default: a random one
+    request_id: str  # at most 128 printable ASCII characters, for the servers' logs; default: a random one
     metadata: Mapping[str, str]  # further gRPC metadata, for example traceparent
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import grpc.aio
 
@@ -15,6 +16,7 @@ from tandem.client.errors import (
     CancelledError,
     ClientClosedError,
     DeadlineExceededError,
+    InternalError,
     StatusError,
     TandemError,
     deadline_exceeded,
@@ -36,6 +38,9 @@ CLOSED: Any = _ClosedStub()
 
 Metadata = tuple[tuple[str, str], ...]
 
+# What metadata can carry stays as it is, so that a balancer sees plain keys as they were given.
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
+
 # Metadata that belongs to one answer alone. Other metadata (a tenant, a route) is shared by those that agree in it.
 _OF_ONE_ANSWER = {"traceparent", "tracestate", "baggage", "x-request-id"}
 
@@ -55,7 +60,7 @@ class CallContext:
         if self.request_id:
             pairs.setdefault("x-request-id", self.request_id)
         if routing_key:
-            pairs["x-routing-key"] = routing_key
+            pairs["x-routing-key"] = quote(routing_key, safe=_PRINTABLE)
         return (*pairs.items(), *(self.credentials.metadata() if self.credentials else ()))
 
     def shared_metadata(self) -> Metadata:
@@ -114,6 +119,9 @@ class _Errors:
             return from_rpc_error(error, service=service, request_id=request_id)
         if isinstance(error, grpc.aio.UsageError):
             return ClientClosedError("the client is closed")
+        if isinstance(error, grpc.aio.InternalError):  # of the metadata of an interceptor, for example
+            problem = "gRPC refuses to send the call; its line on standard error says why"
+            return InternalError(problem, service=service, request_id=request_id)
         if isinstance(error, asyncio.CancelledError):
             # grpc.aio raises this also when the server, or a closed channel, cancelled the call: then nobody asked this
             # task to stop.

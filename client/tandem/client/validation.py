@@ -97,6 +97,23 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Printable:
+    """A string that the metadata of a call can carry. Violations do not repeat it, as those of texts."""
+
+    most: int
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        allowed = f"a string of at most {self.most} printable ASCII characters"
+        if not isinstance(value, str):
+            yield FieldViolation(field, f"must be {allowed}, not {type(value).__name__}")
+        elif not value.isascii() or not value.isprintable():
+            place = next(index for index, one in enumerate(value) if not one.isascii() or not one.isprintable())
+            yield FieldViolation(field, f"must be {allowed}: U+{ord(value[place]):04X} at position {place} is none")
+        elif len(value) > self.most:
+            yield FieldViolation(field, f"must be {allowed}, not {len(value)}")
+
+
+@dataclass(frozen=True, slots=True)
 class Each:
     """A sequence with a rule for each element."""
 
@@ -190,7 +207,7 @@ _PLACES = {
         name: f"output.{name}"
         for name in ("top_logprobs", "logprob_ids", "stream_interval_tokens", "stream_max_delay_ms")
     },
-    **{name: name for name in ("model", "request_id", "n", "best_of", "length_penalty", "priority")},
+    **{name: name for name in ("model", "n", "best_of", "length_penalty", "priority")},
     "draft_tokens": "speculation.max_draft_tokens",
     "prompt_lookup": "speculation.prompt_lookup_ngram",
     "cache_salt": "cache.salt",
@@ -198,6 +215,7 @@ _PLACES = {
 
 RULES: Mapping[str, Rule] = {
     **{name: _rule(_REQUEST[path]) for name, path in _PLACES.items()},
+    "request_id": Printable(_REQUEST["request_id"].bound),  # it travels in the metadata too
     "preset": Choice(("creative", "balanced", "focused", "deterministic")),
     "strategy": Choice(("greedy", "top_k", "top_p", "temperature", "combined")),
     "stopping.max_tokens": Integer(1, UINT32_MAX),  # 0 too, with prompt_logprobs
