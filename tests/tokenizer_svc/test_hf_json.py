@@ -202,7 +202,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         "pre_tokenizer": {"type": "Whitespace"},
     },
     "post-processor Strange": {"post_processor": {"type": "Strange"}},
-    "not a regular expression": {
+    "by a pattern with '('": {
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [

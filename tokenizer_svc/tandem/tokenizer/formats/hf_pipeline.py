@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from tandem.tokenizer.config import Part
+from tandem.tokenizer.formats.hf_patterns import takes_all, translated
 from tandem.tokenizer.library_characters import ONE_OF_PUNCTUATION, PUNCTUATION
 from tandem.tokenizer.normalizing import STEPS
 from tandem.tokenizer.vocabularies.bpe.pattern_parser import NotUnderstood, parse
@@ -31,11 +32,6 @@ _MAKE_NO_SPACE = frozenset({"NFC", "NFD", "Lowercase"})
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPELT_OUT = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _OF_DIGITS = re.compile(r"(?:\[0-9\]|\{\d+(?:,\d*)?\}|\+)+")  # patterns of ASCII digits and nothing else
-# Of a regular expression: a property, another escape, a counted quantifier, the beginning of a set, any character.
-_PARTS = re.compile(r"\\[pP]\{[^}]*\}|\\.|\{\d*,?\d*\}|\[\^?\]?|.", re.DOTALL)
-# What the library's engine (Oniguruma, in Ruby's syntax) reads otherwise than those here do, or they do not know.
-_STRANGE_ESCAPES = frozenset("\\" + letter for letter in "WbBhHRXZGKkgyYO")
-_WORD = r"\p{L}\p{M}\p{N}\p{Pc}"  # its \w; theirs have other numbers
 
 
 @dataclass(slots=True)
@@ -192,53 +188,23 @@ def _cut_of_digits(step: Step, pipeline: Pipeline) -> str:
 def _split(step: Step) -> str:
     """Reads a split whose matches are pieces. One that removes the text between them must have a pattern without
     gaps."""
-    pattern: Any = step["pattern"].get("Regex")
-    if pattern is None and step["pattern"].get("String"):
-        pattern = re.escape(step["pattern"]["String"])
+    pattern, literal = step["pattern"].get("Regex"), step["pattern"].get("String")
     behaviour, invert = step["behavior"], bool(step.get("invert"))
-    if not isinstance(pattern, str):
+    if isinstance(pattern, str):
+        cut = translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT).replace(PUBLISHED_WORDS, WORDS))
+    elif isinstance(literal, str) and literal:
+        cut = re.escape(literal)
+    else:
         raise ValueError(f"the pre-tokenizer Split by {step['pattern']} is not supported")
-    complete = pattern.endswith((r"|\s+", r"|\s")) and r"[^\s" in pattern
-    translated = _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT).replace(PUBLISHED_WORDS, WORDS))
-    if behaviour == "Isolated" or (behaviour == "Removed" and invert and complete):
-        return translated
+    if behaviour == "Isolated" or (behaviour == "Removed" and invert and takes_all(cut)):
+        return cut
     if invert or behaviour not in _PIECES:
         raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour}, invert {invert}, is not supported")
     try:
-        parse(translated)  # which refuses those that match the empty text
+        parse(cut)
     except NotUnderstood as error:
         raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour} by a pattern: {error}") from None
-    return _PIECES[behaviour].replace("P", f"(?:{translated})")
-
-
-def _translated(pattern: str) -> str:
-    """Returns the pattern in the syntax of the engines used here. Raises ValueError where that is not possible."""
-    parts: list[str] = []
-    sets = 0  # that are open
-    before = ""
-    for part in _PARTS.findall(pattern):
-        opens = part.startswith("[")
-        if sets:
-            # A hyphen at the border of a set within another could come to mean a range.
-            bordering = before + part in ("-[", "]-") or (sets > 1 and before + part in ("[-", "-]"))
-            strange = (opens and part != "[") or before + part in ("&&", "[:") or bordering
-        else:  # `{2}+` quantifies twice here; others read a quantifier that gives nothing back
-            strange = before[:1] == "{" and part == "+"
-        if strange or part in _STRANGE_ESCAPES:
-            raise ValueError(f"the pre-tokenizer Split by a pattern with {before + part!r} is not supported")
-        before = part
-        if part == r"\w":
-            part = _WORD if sets else f"[{_WORD}]"
-        elif part in ("^", "$") and not sets:  # of a line
-            part = f"(?m:{part})"
-        elif opens:
-            part = "" if sets else part  # a set within one adds what it has
-            sets += 1
-        elif part == "]" and sets:
-            sets -= 1
-            part = "" if sets else part
-        parts.append(part)
-    return "".join(parts)
+    return _PIECES[behaviour].replace("P", f"(?:{cut})")
 
 
 # --- whole words

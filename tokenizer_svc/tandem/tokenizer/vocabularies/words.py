@@ -33,12 +33,13 @@ class Cutter:
             finer: list[tuple[int, int]] = []
             for start, end in pieces:
                 done = start
-                for match in pattern.finditer(text, start, end):
-                    if keeps and done < match.start():
-                        finer.append((done, match.start()))
-                    if match.end() > match.start():
-                        finer.append(match.span())
-                    done = match.end()
+                for match in pattern.finditer(text[start:end]):  # no pattern sees what is around the piece
+                    first, last = start + match.start(), start + match.end()
+                    if keeps and done < first:
+                        finer.append((done, first))
+                    if last > first:
+                        finer.append((first, last))
+                    done = last
                 if keeps and done < end:
                     finer.append((done, end))
             pieces = finer
