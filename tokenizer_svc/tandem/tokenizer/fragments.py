@@ -14,8 +14,10 @@ that begin there; `normalized` tokens in what the others leave; any white space 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 import regex  # type: ignore[import-untyped]
@@ -192,19 +194,43 @@ def _shared_beginning(left: str, right: str) -> str:
 def can_overlap(tokens: Sequence[SpecialToken]) -> bool:
     """Returns True when one leftmost pass could take a short token where the rule takes a longer one that starts inside
     it, or when swallowed white space could be part of a token."""
+    tokens = [token for token in tokens if token.text]
     strips = any(token.lstrip or token.rstrip for token in tokens)
     if strips and any(token.text[0] in WHITE_SPACE or token.text[-1] in WHITE_SPACE for token in tokens):
         return True
     firsts = {token.text[0] for token in tokens}
     if all(firsts.isdisjoint(token.text[1:]) for token in tokens):
         return False  # none begins within another: what most vocabularies have
-    longest_with_prefix: dict[str, int] = {}
-    for token in tokens:
-        for cut in range(1, len(token.text)):
-            prefix = token.text[:cut]
-            longest_with_prefix[prefix] = max(longest_with_prefix.get(prefix, 0), len(token.text))
-    return any(
-        longest_with_prefix.get(token.text[cut:], 0) > len(token.text)
-        for token in tokens
-        for cut in range(1, len(token.text))
-    )
+    longer: list[str] = []  # than the tokens at hand, sorted
+    by_length = sorted({token.text for token in tokens}, key=len, reverse=True)
+    for _, equal in groupby(by_length, key=len):
+        texts = list(equal)
+        if any(_begins(longer, text[cut:]) for text in texts for cut in _starts(text, firsts)):
+            return True
+        for text in texts:
+            insort(longer, text)
+    return False
+
+
+def hides(late: Sequence[SpecialToken], early: Sequence[SpecialToken]) -> bool:
+    """Returns True when one leftmost pass could take a token of `late` where one of `early` begins within it."""
+    texts = sorted({token.text for token in early if token.text})
+    known, lengths, firsts = set(texts), {len(text) for text in texts}, {text[0] for text in texts}
+    for text in {token.text for token in late}:
+        for cut in (0, *_starts(text, firsts)):
+            if cut and _begins(texts, text[cut:]):
+                return True
+            if any(length <= len(text) - cut and text[cut : cut + length] in known for length in lengths):
+                return True
+    return False
+
+
+def _starts(text: str, firsts: Set[str]) -> Iterator[int]:
+    """Yields the places behind the first at which one of these characters stands."""
+    return (place for place in range(1, len(text)) if text[place] in firsts)
+
+
+def _begins(texts: Sequence[str], begin: str) -> bool:
+    """Tells whether one of these sorted texts begins so."""
+    place = bisect_left(texts, begin)
+    return place < len(texts) and texts[place].startswith(begin)

@@ -27,7 +27,7 @@ from tandem.tokenizer.formats.ids import check_reach
 from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tandem.tokenizer.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
 from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_added_token
-from tandem.tokenizer.fragments import can_overlap
+from tandem.tokenizer.fragments import can_overlap, hides
 from tandem.tokenizer.normalizing import Normalizer
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.vocabularies.bpe.compiled_bpe import are_ranked_by_what_they_make
@@ -66,6 +66,7 @@ class _Loader:
         self._pipeline: Pipeline = read_pipeline(content)
         self._kind = model_kind(self._model)
         self._check_options()
+        self._added = self._read_added()
         self._texts, self._known = self._read_texts()
         own = self._model["vocab"]
         self._own = set(own.values()) if isinstance(own, dict) else set(range(len(own)))
@@ -149,11 +150,12 @@ class _Loader:
             yield from ((index, text) for text, index in vocabulary.items())
         else:
             yield from ((index, text) for index, (text, _) in enumerate(vocabulary))
-        yield from ((token.id, token.text) for token in map(self._added, self._content.get("added_tokens") or ()))
+        yield from ((token.id, token.text) for token in self._added)
 
-    @staticmethod
-    def _added(entry: Mapping[str, Any]) -> AddedToken:
-        return read_added_token(int(entry["id"]), entry)
+    def _read_added(self) -> list[AddedToken]:
+        """Returns the added tokens; the library leaves out those without a text."""
+        entries = self._content.get("added_tokens") or ()
+        return [read_added_token(int(entry["id"]), entry) for entry in entries if entry["content"]]
 
     def _read_texts(self) -> tuple[list[str], set[int]]:
         found: dict[int, str] = {}
@@ -176,7 +178,7 @@ class _Loader:
             TokenType.NORMAL if index in self._known else TokenType.UNUSED for index in range(len(self._texts))
         )
         specials: dict[int, SpecialToken] = {}
-        for added in map(self._added, self._content.get("added_tokens") or ()):
+        for added in self._added:
             control = added.special or added.text in CONTROL_TEXTS
             kind = TokenType.CONTROL if control else TokenType.USER_DEFINED
             specials[added.id] = SpecialToken(
@@ -200,6 +202,15 @@ class _Loader:
             return int(index) if index is not None else None
         text = self._model.get("unk_token")
         return self._texts.index(text) if text is not None and text in self._texts else None
+
+    def _unknown(self) -> int:
+        """Returns the id of the unknown token, which the model must have. Raises ValueError."""
+        unk_id = self._unk_id()
+        if unk_id is None and self._model.get("unk_token") is None:
+            raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
+        if unk_id is None or unk_id not in self._own:
+            raise ValueError(f"there is no unknown token: {self._model['unk_token']!r} is not in model.vocab")
+        return unk_id
 
     def _byte_level_piece(self, index: int) -> bytes:
         text = self._texts[index]
@@ -305,9 +316,7 @@ class _Loader:
         if self._model.get("byte_fallback") and byte_tokens != 256:
             raise ValueError(f"byte_fallback with {byte_tokens} tokens of bytes, not 256, is not supported")
         trainer.byte_fallback = byte_tokens == 256
-        unk_id = self._unk_id()
-        if unk_id is None:
-            raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
+        unk_id = self._unknown()
         if self._kind == "BPE" and not trainer.byte_fallback and not self._model.get("fuse_unk"):
             raise ValueError("the model BPE with neither byte_fallback nor fuse_unk is not supported")
         trainer.unk_id = unk_id
@@ -315,7 +324,7 @@ class _Loader:
         normalizer.add_dummy_prefix = False
         normalizer.remove_extra_whitespaces = self._pipeline.merges_white_space
         if self._pipeline.charsmap is not None:
-            normalizer.precompiled_charsmap = b64decode(self._pipeline.charsmap)
+            normalizer.precompiled_charsmap = _charsmap(self._pipeline.charsmap)
         merges = self._merges() if self._kind == "BPE" else {}
         if not are_ranked_by_what_they_make(merges):
             raise ValueError("merges that make the same at clashing ranks are not supported without ByteLevel")
@@ -346,18 +355,15 @@ class _Loader:
         inside: dict[str, int] = {}
         for index, text in enumerate(self._texts):
             if self._is_text(index):
-                place = inside if text.startswith(prefix) else begin
-                place[text.removeprefix(prefix)] = index
-        unk_id = self._unk_id()
-        if unk_id is None:
-            raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
+                begin[text] = index  # a word may also begin with what is spelt as a prefix
+                if text.startswith(prefix):
+                    inside[text.removeprefix(prefix)] = index
+        unk_id = self._unknown()
         longest = self._model.get("max_input_chars_per_word", 100)
         return WpmVocabulary(begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, as_library=True)
 
     def _whole_words(self, cuts: Sequence[Cut]) -> WordsVocabulary:
-        unk_id = self._unk_id()
-        if unk_id is None:
-            raise ValueError("there is no unknown token: model.unk_token")
+        unk_id = self._unknown()
         words = {text: index for index, text in enumerate(self._texts) if index in self._own and self._is_text(index)}
         return WordsVocabulary(words, unk_id, cuts)
 
@@ -373,7 +379,8 @@ class _Loader:
             spelt = {byte: tokens[text] for byte in range(256) if (text := f"<0x{byte:02X}>") in tokens}
             if len(spelt) != 256:
                 raise ValueError(f"byte_fallback with {len(spelt)} tokens of bytes, not 256, is not supported")
-        unknown = Unknown(self._unk_id(), bool(self._model.get("fuse_unk")))
+        unk_id = None if self._model.get("unk_token") is None else self._unknown()
+        unknown = Unknown(unk_id, bool(self._model.get("fuse_unk")))
         return WordPairsVocabulary(tokens, merges, unknown, cuts, spelt, whole=bool(self._model.get("ignore_merges")))
 
     # --- what is added
@@ -415,10 +422,21 @@ class _Loader:
             and not self._pipeline.merges_white_space,
             prefix_is_first=self._pipeline.space_prefix == "first",
             leftmost_specials=any(token.lstrip or token.rstrip or token.single_word for token in self._specials)
-            or can_overlap(self._specials),
+            or can_overlap(self._specials)
+            or hides(*([token for token in self._specials if token.normalized is late] for late in (True, False))),
             clean_spaces=bool(given.clean_spaces),
             chat_template=given.chat_template,
             around=(front, back) if several else None,
         )
         is_of_file = config.added() == (front, back)
         return replace(config, around_pair=pair) if is_of_file and config.pair() != pair else config
+
+
+def _charsmap(encoded: str) -> bytes:
+    try:
+        found = b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise ValueError(f"precompiled_charsmap of the normalizer Precompiled is not base64: {error}") from None
+    if not found:
+        raise ValueError("precompiled_charsmap of the normalizer Precompiled is empty, expected a map of characters")
+    return found

@@ -79,7 +79,7 @@ class WpmVocabulary:
         self._lowercase = lowercase
         self._max_word = max_word_characters
         self._rules = _LIBRARY if as_library else _LLAMA_CPP
-        self._lengths = {index: len(piece) for pieces in (inside, begin) for piece, index in pieces.items()}
+        self._lengths = [{index: len(piece) for piece, index in pieces.items()} for pieces in (begin, inside)]
         self._longest = max(map(len, [*begin, *inside]), default=1)
         self._words = WordCache(lambda words: [self._encode_word(word) for word in words])
 
@@ -100,9 +100,10 @@ class WpmVocabulary:
         for match in self._rules.words.finditer("".join(parts)):
             at = match.start()
             for index in self._words.encode([match[0]]):
+                lengths = self._lengths[at > match.start()]
                 ids.append(index)
                 starts.append(bytes_before[sources[at]])
-                at += self._lengths.get(index, match.end() - at)  # the unknown token is all of a word
+                at += lengths.get(index, match.end() - at)  # the unknown token is all of a word
                 ends.append(bytes_before[sources[at - 1] + 1])
         return Located(ids_of(ids), ids_of(starts), ids_of(ends))
 
