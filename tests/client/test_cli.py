@@ -234,6 +234,71 @@ def test_a_reader_that_leaves_ends_it_quietly(servers: ServersThread) -> None:
     process.stderr.close()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["top", "--looks=1"],
+        ["clear-cache"],
+        ["tokenize", "Hi"],
+        ["show"],
+        ["bench", "--conversations=1", "--prompt-tokens=8", "--output-tokens=4"],
+        ["--help"],
+        ["generate", "--help"],
+        ["--version"],
+    ],
+    ids=" ".join,
+)
+def test_what_nobody_reads_any_more_ends_as_by_the_signal(servers: ServersThread, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*TANDEM, *arguments], env=environment(servers), stdout=writer, stderr=subprocess.PIPE, timeout=120
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize("arguments", ["generate Hi", "status", "show", "--help", "status --help", "--version"])
+def test_a_full_disk_is_one_line(servers: ServersThread, arguments: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*TANDEM, *arguments.split()], env=environment(servers), stdout=full, stderr=subprocess.PIPE, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("generate Hi >&-", 1, "error: standard output is closed\n"),
+        ("status >&-", 1, "error: standard output is closed\n"),
+        ("--help >&-", 1, "error: standard output is closed\n"),
+        ("generate - <&-", 1, "error: standard input is closed\n"),
+        ("generate <&-", 1, "error: standard input is closed\n"),
+        ("chat <&-", 1, "error: standard input is closed\n"),
+        ("tokenize --pairs - <&-", 1, "error: standard input is closed\n"),
+        ("generate Hi --seed 0 <&-", 0, ""),
+        ("generate Hi --seed 0 2>&-", 0, ""),
+        ("generate Hi --seed x 2>&-", 2, ""),
+        ("generate Hi --temperature -1 2>&-", 1, ""),
+    ],
+)
+def test_standard_streams_that_are_closed_are_one_line_where_they_are_needed(
+    servers: ServersThread, command: str, code: int, told: str
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m tandem.client {command}"],
+        env=environment(servers),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (code, told)
+    assert done.stdout == ("" if code else TEXT)
+
+
 def test_tokenize_shows_ids_pieces_and_counts(servers: ServersThread) -> None:
     done = tandem(servers, "tokenize", "aä")
     assert done.returncode == 0

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tandem.client.cli.terminal import reporting_errors
 
 # The module of each command, in the order of `tandem --help`. Where a command is named first, only its own is imported
 # and only its flags are read: 0.13 s less of a processor, which is a fifth of what comes before the command.
@@ -34,11 +40,35 @@ _MODULES = {
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        try:
-            typer.echo(f"tandem {version('tandem-llm')}")
-        except PackageNotFoundError:
-            typer.echo("tandem (not installed)")
+        with reporting_errors():
+            try:
+                typer.echo(f"tandem {version('tandem-llm')}")
+            except PackageNotFoundError:
+                typer.echo("tandem (not installed)")
         raise typer.Exit
+
+
+@contextmanager
+def _helping() -> Iterator[None]:
+    """Ends `--help` as commands end when it cannot be written. It has a console of its own, which exits with 1 when its
+    reader has left."""
+    with reporting_errors():
+        try:
+            yield
+        except SystemExit:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
+
+
+class _Command(TyperCommand):
+    def format_help(self, *given: Any) -> None:
+        with _helping():
+            super().format_help(*given)
+
+
+class _Group(TyperGroup):
+    def format_help(self, *given: Any) -> None:
+        with _helping():
+            super().format_help(*given)
 
 
 def _main(
@@ -53,6 +83,7 @@ def make_app(commands: Iterable[str] = tuple(_MODULES)) -> typer.Typer:
     """Returns the command line with these commands."""
     app = typer.Typer(
         name="tandem",
+        cls=_Group,
         help="Run, serve and use Llama-family language models: a tokenizer service and inference workers over gRPC.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -61,7 +92,7 @@ def make_app(commands: Iterable[str] = tuple(_MODULES)) -> typer.Typer:
     app.callback()(_main)
     for name in commands:
         module = import_module(f"tandem.client.cli.{_MODULES[name]}")
-        app.command(name)(getattr(module, name.replace("-", "_")))
+        app.command(name, cls=_Command)(getattr(module, name.replace("-", "_")))
     return app
 
 

@@ -22,7 +22,7 @@ from tandem.client.cli.line_input import default_history, typed_lines
 from tandem.client.cli.run import print_line, progress_on_terminal
 from tandem.client.cli.services import ServicePlan, find_model, interruptible, running_services
 from tandem.client.cli.talk import COMMANDS, Talk, read_tools
-from tandem.client.cli.terminal import CommandError, harmless, output, print_statistics, reporting_errors
+from tandem.client.cli.terminal import CommandError, harmless, is_terminal, output, print_statistics, reporting_errors
 from tandem.client.errors import FailedPreconditionError
 from tandem.client.params import GenerateOptions
 from tandem.client.types import ChatEncoding, ChatMessage, Conversation
@@ -96,7 +96,7 @@ def chat(
     """Chat with a model, on running services or on services started for it."""
     with reporting_errors():
         template = "" if chat_template is None else _read_template(chat_template)
-        first = None if message is None and sys.stdin.isatty() and not show_prompt else o.text_argument(message)
+        first = None if message is None and is_terminal(sys.stdin) and not show_prompt else o.text_argument(message)
         wanted = flags()
         wanted["tokenizer"] = name
         if tool_choice:

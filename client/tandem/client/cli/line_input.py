@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from tandem.client.cli.terminal import errors
+from tandem.client.cli.terminal import errors, is_terminal
 
 PROMPT = "> "
 
@@ -68,7 +68,7 @@ async def typed_lines(history: Path | None, words: Sequence[str]) -> AsyncGenera
 
 
 def _edits() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tandem.client.cli.terminal import CommandError
+from tandem.client.cli.terminal import CommandError, is_terminal
 from tandem.client.environment import TOKENIZER_VARIABLE, WORKER_VARIABLE
 from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex, StructuralTag
 
@@ -164,12 +164,19 @@ def text_argument(text: str | None, default: str | None = None) -> str:
     text = default if text is None else text
     if text is not None and text != "-":
         return text
-    if text is None and sys.stdin.isatty():
+    if text is None and is_terminal(sys.stdin):
         raise CommandError("give a text, or pipe one into standard input", exit_code=2)
     try:
-        return sys.stdin.buffer.read().decode()
+        return standard_input().decode()
     except UnicodeDecodeError as error:
         raise CommandError(f"standard input is not valid UTF-8 (byte {error.start})") from None
+
+
+def standard_input() -> bytes:
+    """Returns all of standard input."""
+    if sys.stdin is None:
+        raise CommandError("standard input is closed")
+    return sys.stdin.buffer.read()
 
 
 def required_tokenizer(address: str) -> str:

@@ -17,7 +17,7 @@ import typer
 from rich.text import Text
 
 from tandem.client.cli.models_at_hand import RECORD, models_folder, write_record
-from tandem.client.cli.terminal import CommandError, Stopped, errors, output, reporting_errors
+from tandem.client.cli.terminal import CommandError, Stopped, errors, is_terminal, output, reporting_errors
 
 # What a tokenizer service and a worker read beside the weights.
 OTHER_FILES = (
@@ -85,7 +85,7 @@ def _pull(
     repository: str, revision: str | None, gguf: str | None, to: Path | None, without_weights: bool
 ) -> tuple[Path, str]:
     """Returns the folder, and the name that `--model` takes. Raises CommandError."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:

@@ -23,18 +23,24 @@ from tandem.client.types import GenerationResult
 BROKEN_PIPE_EXIT_CODE = 128 + 13  # as if SIGPIPE had ended the process, which is what a shell expects
 
 
+# Of standard output, where an error names no file: the disk is full, over its quota, or the output is not for writing.
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+
+
 class _StandardError:
     """Standard error as it is now. Writes to one that was closed, as a closed terminal, are dropped: the command must
     still stop what has to be stopped."""
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(text)
+        if sys.stderr is not None:  # closed before we began
+            with contextlib.suppress(OSError):
+                sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
@@ -59,9 +65,20 @@ class Stopped(BaseException):
         self.exit_code = 128 + number
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Lets `reporting_errors` end the command; rich itself would exit with 1, from wherever we are."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def output() -> Console:
     """Returns standard output: colours on a terminal, plain text in a pipe; never wrapped or highlighted."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Output(highlight=False, soft_wrap=True)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tells whether a standard stream is a terminal; None: it was closed before we began."""
+    return stream is not None and stream.isatty()
 
 
 def announce(message: str) -> None:
@@ -83,6 +100,8 @@ def complain(message: str) -> None:
 def reporting_errors() -> Iterator[None]:
     """Turns what a command raises into lines on standard error and an exit code."""
     try:
+        if sys.stdout is None:
+            raise CommandError("standard output is closed")
         yield
         sys.stdout.flush()
     except Stopped as stopped:
@@ -99,12 +118,13 @@ def reporting_errors() -> Iterator[None]:
         complain(str(error))
         raise typer.Exit(1) from None
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            raise
-        # Whoever read our output has left, or the terminal is gone. Python would complain when it flushes standard
-        # output at exit.
+        left = error.errno in (errno.EPIPE, errno.EIO)  # whoever read our output, or the terminal is gone
+        if not left:
+            about = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
+            complain(f"{about}: {error.strerror}" if about else str(error.strerror or error))
+        # Python would complain when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise typer.Exit(BROKEN_PIPE_EXIT_CODE) from None
+        raise typer.Exit(BROKEN_PIPE_EXIT_CODE if left else 1) from None
 
 
 def _words(error: StatusError) -> str:

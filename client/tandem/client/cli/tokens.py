@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -129,7 +128,7 @@ async def _encode_pairs(
 def _read_pairs(path: Path) -> list[tuple[str, str]]:
     """Returns the pairs of a file. Raises CommandError with the line."""
     try:
-        lines = sys.stdin.buffer.readlines() if str(path) == "-" else path.read_bytes().splitlines()
+        lines = o.standard_input().splitlines() if str(path) == "-" else path.read_bytes().splitlines()
     except OSError as error:
         raise CommandError(f"--pairs {path}: {error.strerror}") from None
     found = []
