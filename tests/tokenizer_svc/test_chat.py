@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from tandem.tokenizer.chat.encoding import encode_runs
 from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
-from tandem.tokenizer.chat.origin import Alphabet, Foreign, Origin
+from tandem.tokenizer.chat.origin import Alphabet, Origin
 from tandem.tokenizer.chat.render_error import RenderError
 from tandem.tokenizer.chat.template import render
+from tandem.tokenizer.chat.traced import Texts
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -250,12 +251,12 @@ def test_templates_that_fail_say_so(template: str) -> None:
 
 
 def test_foreign_text_in_a_set_and_dictionary() -> None:
-    alphabet = Alphabet()
-    foreign = Foreign.of("user", alphabet, Origin.DATA)
+    texts = Texts(Alphabet())
+    foreign = texts.of("user", Origin.DATA)
     assert foreign in {"user"}
     assert {"user": 1}[foreign] == 1
     assert foreign != "usex"
-    assert sorted([Foreign.of("b", alphabet, Origin.DATA), "a"]) == ["a", "b"]
+    assert sorted([texts.of("b", Origin.DATA), "a"]) == ["a", "b"]
 
 
 # -- over the wire
