@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tempfile
+import tracemalloc
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import tokenizers
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from tandem.tokenizer.encoding import Policy, Segment
 from tandem.tokenizer.formats import FormatError, load_tokenizer
@@ -29,6 +35,35 @@ BERT: dict[str, Any] = {
     },
     "pre_tokenizer": {"type": "BertPreTokenizer"},
 }
+
+
+STRIP = {"type": "Strip", "strip_left": False, "strip_right": True}
+MERGE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+IN_WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
+
+
+def map_of(**characters: str) -> str:
+    """A map of characters as SentencePiece writes it, made by its own trainer."""
+    rules = "".join(f"{int(source[1:], 16):X}\t{target}\n" for source, target in characters.items())
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "rules.tsv").write_text(rules)
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["a b a c"] * 9),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=8,
+            hard_vocab_limit=False,
+            normalization_rule_tsv=f"{folder}/rules.tsv",
+            minloglevel=4,
+        )
+    found = ModelProto()
+    found.ParseFromString(model.getvalue())
+    return b64encode(found.normalizer_spec.precompiled_charsmap).decode()
+
+
+MAP = map_of(x0009="20", x000A="20", x00A0="20", x3000="20", x200B="20", x0001="")
+MAPPED = {"type": "Precompiled", "precompiled_charsmap": MAP}
 
 
 def token(index: int, text: str, **flags: bool) -> dict[str, Any]:
@@ -99,6 +134,73 @@ SERVED: dict[str, Served] = {
         BERT,
         ["xa", "xaa", "xxxa", "a", "x xx"],
     ),
+    "tokens that are no text of bytes": (
+        pairs({"\n": 0, **{letter: index + 1 for letter, index in BYTES.items()}, "中": 257, "a\n": 258}, ("a", "\n")),
+        {"pre_tokenizer": BYTE_LEVEL},
+        ["\n", "a\n", "中"],
+    ),
+    "whole tokens that are no text of bytes": (
+        pairs(BYTES | {"中": 256, "Ġt": 257, "e": BYTES["e"]}, ("Ġ", "t"), ignore_merges=True),
+        {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(257, "Ġt", special=False)]},
+        ["中", " t", "Ġt", "a t"],
+    ),
+    "an added token that the model has": (
+        pairs(BYTES | {"<x>": 256}),
+        {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(257, "<x>"), token(258, "ab", special=False)]},
+        ["a<x>", "<x><x>"],
+    ),
+    "an added token that is listed again": (
+        pairs(BYTES),
+        {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(256, "<x>"), token(256, "<x>", lstrip=True)]},
+        ["a <x> a"],
+    ),
+    "an added token that is listed again, as it was": (
+        pairs(BYTES),
+        {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(256, "<x>", lstrip=True), token(257, "<x>")]},
+        ["a <x> a"],
+    ),
+    "Metaspace by default": (
+        pairs({"<unk>": 0, "▁": 1, "a": 2}, unk_token="<unk>", fuse_unk=True),
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁"}},
+        ["a", " a", "a a"],
+    ),
+    **{
+        f"a map that makes spaces, {scheme}": (
+            unigrams("▁", "a"),
+            {
+                "normalizer": {"type": "Precompiled", "precompiled_charsmap": MAP},
+                "pre_tokenizer": METASPACE | {"prepend_scheme": scheme},
+                "added_tokens": [token(3, "<s>")],
+            },
+            [
+                "\u00a0a",
+                "\na",
+                "\u200b",
+                "\u200b a",
+                "<s>\na",
+                "<s>a\na",
+                "a<s>\u3000a",
+                "\x01 a",
+                "\x01" * 99 + " a",
+                "a",
+            ],
+        )
+        for scheme in ("always", "first", "never")
+    },
+    **{
+        f"merged white space, {name}": (
+            unigrams("▁", "a"),
+            {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": cut},
+            ["a  ", " a", "  a", "a  a\n", "\ta\u3000 a", "  ", "\n"],
+        )
+        for name, steps, cut in (
+            ("stripped", [MAPPED, STRIP, MERGE], METASPACE),
+            ("to spaces", [MAPPED, STRIP, MERGE | {"content": " "}], METASPACE),
+            ("words", [MAPPED, MERGE | {"content": " "}], IN_WORDS),
+            ("words alone", [MAPPED], IN_WORDS),
+            ("no prefix", [MAPPED, STRIP, MERGE], NEVER),
+        )
+    },
     "signs that are a prefix": (
         word_pieces({"[UNK]": 0, "#": 1, "##": 2, "a": 3, "##a": 4}),
         BERT,
@@ -124,6 +226,55 @@ REFUSED: dict[str, Refused] = {
         {"pre_tokenizer": WORDS, "added_tokens": [token(1, "<unk>")]},
         "'<unk>' is not in model.vocab",
     ),
+    "a byte that is special": (
+        pairs(BYTES),
+        {
+            "pre_tokenizer": BYTE_LEVEL,
+            "normalizer": {"type": "Lowercase"},
+            "added_tokens": [token(BYTES["a"], "a")],
+        },
+        "'a', which stands for a byte",
+    ),
+    "a normalized token of white space": (
+        word_pieces({"[UNK]": 0, "a": 1, "b": 2}),
+        {**BERT, "added_tokens": [plain(3, "\n")]},
+        "with normalized and this normalizer",
+    ),
+    "a normalized single word": (
+        word_pieces({"[UNK]": 0, "中": 1, "b": 2}),
+        {**BERT, "added_tokens": [plain(3, "[X]", single_word=True)]},
+        "with normalized and this normalizer",
+    ),
+    "unknown text without a token for spaces": (
+        pairs({"<unk>": 0, "a": 1}, unk_token="<unk>", fuse_unk=True),
+        {"pre_tokenizer": NEVER},
+        "model.vocab lacks '▁'",
+    ),
+    "unknown text without a token for spaces, unigrams": (
+        unigrams("a"),
+        {"pre_tokenizer": NEVER},
+        "model.vocab lacks '▁'",
+    ),
+    "white space merged before it is stripped": (
+        unigrams("▁", "a"),
+        {"normalizer": {"type": "Sequence", "normalizers": [MAPPED, MERGE, STRIP]}, "pre_tokenizer": METASPACE},
+        "the normalizer Strip",
+    ),
+    "white space merged before it is mapped": (
+        unigrams("▁", "a"),
+        {"normalizer": {"type": "Sequence", "normalizers": [MERGE, MAPPED, STRIP]}, "pre_tokenizer": METASPACE},
+        "the normalizer Precompiled",
+    ),
+    "white space marked in front of words": (
+        unigrams("▁", "a"),
+        {"normalizer": {"type": "Sequence", "normalizers": [MAPPED, MERGE]}, "pre_tokenizer": IN_WORDS},
+        "white space",
+    ),
+    "ids of added tokens that descend": (
+        pairs(BYTES),
+        {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(257, "<x>"), token(256, "<y>")]},
+        "added_tokens[1] has the id 256 behind 257",
+    ),
     "a map that is not base64": (
         unigrams("▁", "a"),
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "!?AAAA"}, "pre_tokenizer": METASPACE},
@@ -143,3 +294,41 @@ def test_what_would_have_other_ids_is_refused(tmp_path: Path, name: str) -> None
     with pytest.raises(FormatError) as caught:
         load_tokenizer(written(tmp_path, model, parts))
     assert words in str(caught.value)
+
+
+def test_long_added_tokens_take_little_memory_and_time(tmp_path: Path) -> None:
+    """By the square of their length this would be 160 MB, and of their number gigabytes."""
+    tracemalloc.start()
+    long = [token(256, "ab" * 10_000), token(257, "ab" * 9_999 + "c")]
+    check(tmp_path, pairs(BYTES), {"pre_tokenizer": BYTE_LEVEL, "added_tokens": long}, ["ab" * 10_000 + "a"])
+    assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    tracemalloc.stop()
+    nested = [token(255 + length, "a" * length) for length in range(2, 3000)]
+    with pytest.raises(FormatError, match="begin with one another"):
+        load_tokenizer(written(tmp_path, pairs(BYTES), {"pre_tokenizer": BYTE_LEVEL, "added_tokens": nested}))
+
+
+def test_a_unigram_model_without_a_prefix_gets_none(tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat a b c d"] * 50),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=30,
+        add_dummy_prefix=False,
+        hard_vocab_limit=False,
+        minloglevel=4,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    ours = load_tokenizer(tmp_path / "tokenizer.model")
+    library = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    for text in (" the", "the", "  the  cat", "\tthe", "a b"):
+        assert ours.encode(text, add_special=False) == library.encode(text)
+
+
+def test_gaps_between_the_ids_of_added_tokens_are_kept(tmp_path: Path) -> None:
+    """The library would number the tokens anew, and so do other tokens than the file's. Models that leave gaps have
+    their reasons."""
+    parts = {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(256, "<x>"), token(300, "<y>")]}
+    ours = load_tokenizer(written(tmp_path, pairs(BYTES), parts))
+    assert ours.encode("<x><y>", add_special=False, parse_special=True) == [256, 300]

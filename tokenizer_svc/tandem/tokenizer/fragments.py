@@ -26,6 +26,7 @@ from tandem.tokenizer.vocabulary import SpecialToken
 
 WHITE_SPACE = " \t\n\v\f\r"  # isspace() of the C locale
 _ANY_WHITE_SPACE = "".join(filter(str.isspace, map(chr, [*range(9, 14), *range(32, 0x3001)])))
+_MOST_NESTED = 1 << 19
 _TAKEN = "\ud800"  # never part of valid text, so that nothing matches across it
 _TAKEN_WORD = "\ud801"  # the same in place of a letter
 _WORD = regex.compile(rf"[\p{{Alphabetic}}\p{{M}}\p{{Nd}}\p{{Pc}}\p{{Join_Control}}{_TAKEN_WORD}]")
@@ -63,6 +64,11 @@ class FragmentSplitter:
         try:
             return re.compile(_any_of(self._by_text))
         except RecursionError:  # hundreds of tokens, each the beginning of the next
+            if sum(map(len, self._by_text)) > _MOST_NESTED:  # a pattern takes about a kilobyte for each
+                raise ValueError(
+                    f"special tokens that begin with one another, of more than {_MOST_NESTED} characters together, "
+                    "are not supported"
+                ) from None
             return re.compile("|".join(re.escape(token.text) for token in self._longest_first))
 
     def split(self, text: str) -> list[Fragment]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,9 @@ from tandem.tokenizer.pairs import pair_encoding, truncated
 from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabularies.normalized import NormalizedVocabulary
 from tandem.tokenizer.vocabularies.rwkv import RwkvVocabulary
+from tandem.tokenizer.vocabularies.spm import SpmVocabulary
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
+from tandem.tokenizer.vocabularies.ugm import UgmVocabulary
 from tandem.tokenizer.vocabulary import (
     Located,
     LoneSurrogateError,
@@ -85,7 +88,14 @@ class Tokenizer(IdDecoder):
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         self._prefixes_behind_special = config.adds_space_prefix and not config.prefix_is_first
         self._spared = (" ",) if byte_level else (" ", SPACE)
-        self._normalizer = vocabulary.normalizer if isinstance(vocabulary, NormalizedVocabulary) else None
+        self._first_of: Callable[[str], str] = itemgetter(0)
+        match vocabulary:
+            case NormalizedVocabulary():
+                self._first_of = vocabulary.first_of
+            case SpmVocabulary() | UgmVocabulary() if config.prefix_spares_spaces:
+                self._first_of = vocabulary.first_of
+            case _:
+                pass
         self._single = {token.id: ids_of([token.id]) for token in table.specials}
         self._located = {
             token.id: Located(*(ids_of([value]) for value in (token.id, 0, len(token.text.encode()))))
@@ -265,9 +275,7 @@ class Tokenizer(IdDecoder):
 
     def _spaced(self, text: str) -> str:
         """Returns a text with the space prefix, where it gets one."""
-        begin = text[0]
-        if self._normalizer is not None:  # which may drop what the text begins with, or make a space of it
-            begin = self._normalizer.apply(text)[:1]
+        begin = self._first_of(text)  # what the text begins with may be dropped, or become a space
         spared = not begin or (self.config.prefix_spares_spaces and begin in self._spared)
         return text if spared else " " + text
 

@@ -18,7 +18,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from tandem.tokenizer.arrays import ids_of
 from tandem.tokenizer.config import TokenizerConfig
-from tandem.tokenizer.formats.byte_alphabet import from_alphabet
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET, from_alphabet
 from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.hf_decoder import read_decoder
 from tandem.tokenizer.formats.hf_pipeline import Pipeline, read_pipeline, read_template
@@ -42,6 +42,8 @@ from tandem.tokenizer.vocabularies.words import Cut, WordsVocabulary
 from tandem.tokenizer.vocabularies.wpm import WpmVocabulary
 from tandem.tokenizer.vocabulary import CONTROL_TYPES, DecodedForms, SpecialToken, TokenTable, TokenType, Vocabulary
 
+_ALPHABET = frozenset(ALPHABET)
+_BEYOND = re.compile(r"[\x00-\x20\x7f]")  # the alphabet has other characters for these bytes
 # A byte that ByteLevel writes as one of the numbers ² ³ ¹ ¼ ½ ¾ beside another.
 _NUMBER_BYTE_AND_OTHER = re.compile(
     rb"[\xb2\xb3\xb9\xbc-\xbe][^\xb2\xb3\xb9\xbc-\xbe]|[^\xb2\xb3\xb9\xbc-\xbe][\xb2\xb3\xb9\xbc-\xbe]"
@@ -90,7 +92,8 @@ class _Loader:
             text = token.text
             if token.normalized and not self._keeps_form(token):
                 raise ValueError(f"the added token {text!r} with normalized and this normalizer is not supported")
-            if self._pipeline.byte_level and len(text) == 1 and not text.isascii() and token.id in self._own:
+            is_byte = self._pipeline.byte_level and text in _ALPHABET and token.id in self._own
+            if is_byte and (token.type == TokenType.CONTROL or not text.isascii()):
                 raise ValueError(f"the added token {text!r}, which stands for a byte, is not supported")
             if token.single_word and token.type in CONTROL_TYPES and token.id in self._own:
                 raise ValueError(f"the token {text!r} with single_word, which text may become, is not supported")
@@ -104,8 +107,9 @@ class _Loader:
             composed = {"NFC", "Lowercase"}.issuperset(pipeline.forms)
             spaced = " " in text and pipeline.replaces_spaces
             return text.isascii() and not text[-1:].isalpha() and not lowered and composed and not spaced
-        if pipeline.bert is not None:
-            return plain and not (pipeline.bert and any(map(str.isalpha, text)))
+        if pipeline.bert is not None:  # which makes spaces of some white space, drops controls and adds spaces
+            cased = pipeline.bert and any(map(str.isalpha, text))
+            return plain and text.isprintable() and not cased and not token.single_word
         if pipeline.metaspace and (pipeline.replaces_spaces or pipeline.charsmap is not None):
             return plain and not token.lstrip and not token.rstrip
         return True
@@ -115,8 +119,9 @@ class _Loader:
         vocabulary: Vocabulary
         if self._kind == "BPE" and self._pipeline.byte_level:
             pieces = [self._byte_level_piece(index) for index in range(len(self._texts))]
-            self._check_bytes(pieces)
-            vocabulary = self._normalized(self._byte_pairs(pieces))
+            spelt = list(map(self._spelt, range(len(pieces)), pieces))
+            self._check_bytes(spelt)
+            vocabulary = self._normalized(self._byte_pairs(spelt))
         elif self._kind == "BPE" and self._pipeline.metaspace:
             pieces, scores = self._spaced_pieces(), self._scores_of_merges()
             vocabulary = self._normalized(SpmVocabulary(self._sentencepiece(scores)))
@@ -153,9 +158,27 @@ class _Loader:
         yield from ((token.id, token.text) for token in self._added)
 
     def _read_added(self) -> list[AddedToken]:
-        """Returns the added tokens; the library leaves out those without a text."""
-        entries = self._content.get("added_tokens") or ()
-        return [read_added_token(int(entry["id"]), entry) for entry in entries if entry["content"]]
+        """Returns the added tokens, one for each text. As the library has it, one that the model knows has the model's
+        id, the last of several with one text says how it is found, and those without a text are left out."""
+        vocabulary = self._model["vocab"]
+        own: Mapping[str, Any] = (
+            vocabulary if isinstance(vocabulary, dict) else {text: index for index, (text, _) in enumerate(vocabulary)}
+        )
+        found: dict[str, AddedToken] = {}
+        last = -1
+        for number, entry in enumerate(self._content.get("added_tokens") or ()):
+            text, index = entry["content"], int(entry["id"])
+            if text in found:
+                index = found[text].id
+            elif text in own:
+                index = own[text]
+            elif text:
+                if index <= last:  # the library numbers them in this order
+                    raise ValueError(f"added_tokens[{number}] has the id {index} behind {last}: ids that do not ascend")
+                last = index
+            if text:
+                found[text] = read_added_token(index, entry)
+        return list(found.values())
 
     def _read_texts(self) -> tuple[list[str], set[int]]:
         found: dict[int, str] = {}
@@ -216,6 +239,13 @@ class _Loader:
         text = self._texts[index]
         return from_alphabet(text) if self._types[index] == TokenType.NORMAL else text.encode()
 
+    def _spelt(self, index: int, piece: bytes) -> bytes:
+        """Returns the bytes that the model may make this token of, or nothing."""
+        text = self._texts[index]
+        if self._types[index] == TokenType.NORMAL:  # characters beyond the alphabet have several bytes, or are these
+            return piece if len(piece) == len(text) and _BEYOND.search(text) is None else b""
+        return from_alphabet(text) if self._is_text(index) and _ALPHABET.issuperset(text) else b""
+
     def _check_bytes(self, pieces: Sequence[bytes]) -> None:
         """Raises ValueError where the library would answer with other tokens than those of the text's bytes."""
         lacking = 256 - len({piece for piece in pieces if len(piece) == 1})
@@ -232,10 +262,8 @@ class _Loader:
     def _is_text(self, index: int) -> bool:
         """Returns True when the model may make this token of text, also one that was added again to be found as a
         whole."""
-        if self._types[index] == TokenType.USER_DEFINED and index in self._own:
-            text = self._texts[index]
-            return not self._pipeline.byte_level or from_alphabet(text) == text.encode()
-        return self._types[index] == TokenType.NORMAL
+        kind = self._types[index]
+        return kind == TokenType.NORMAL or (kind == TokenType.USER_DEFINED and index in self._own)
 
     def _word_pieces(self) -> list[bytes]:
         """Returns the pieces as llama.cpp shows them: with a space in front of what begins a word."""
@@ -268,25 +296,22 @@ class _Loader:
         return products
 
     def _byte_pairs(self, pieces: Sequence[bytes]) -> BpeVocabulary:
+        """Makes the vocabulary of tokens that the model makes of these bytes."""
         ranked: dict[bytes, int] = {}
         for index, piece in enumerate(pieces):
-            if len(piece) == 1 and self._is_text(index):
+            if len(piece) == 1:
                 ranked.setdefault(piece, index)
         places = {piece: place for place, piece in enumerate(ranked)}
         made: list[int] = []
         cuts: list[int] = []
         for (left, _), product in self._merges().items():
             index = self._ids[product]
-            if self._is_text(index) and len(pieces[index]) == len(product):  # others are for no text of the alphabet
+            if pieces[index]:
                 ranked.setdefault(pieces[index], index)
                 made.append(places.setdefault(pieces[index], len(places)))
                 cuts.append(len(left))
         ignores_merges = bool(self._model.get("ignore_merges"))
-        whole = (
-            {piece: index for index, piece in enumerate(pieces) if piece and self._is_text(index)}
-            if ignores_merges
-            else {}
-        )
+        whole = {piece: index for index, piece in enumerate(pieces) if piece} if ignores_merges else {}
         others = {piece: index for piece, index in whole.items() if piece not in ranked}
         merges = MergeList(ids_of(made), ids_of(cuts))
         return BpeVocabulary(list(ranked.items()), self._pipeline.cuts, others, merges, ignores_merges)
@@ -325,6 +350,10 @@ class _Loader:
         normalizer.remove_extra_whitespaces = self._pipeline.merges_white_space
         if self._pipeline.charsmap is not None:
             normalizer.precompiled_charsmap = _charsmap(self._pipeline.charsmap)
+        space = self._ids.get(SPACE)
+        spelt = space is not None and self._is_text(space)
+        if self._pipeline.cuts_at_spaces and not (spelt or trainer.byte_fallback):
+            raise ValueError(f"the pre-tokenizer Metaspace splits, but model.vocab lacks {SPACE!r}: not supported")
         merges = self._merges() if self._kind == "BPE" else {}
         if not are_ranked_by_what_they_make(merges):
             raise ValueError("merges that make the same at clashing ranks are not supported without ByteLevel")

@@ -253,6 +253,7 @@ class _Metaspace:
     def __init__(self) -> None:
         self._pipeline = Pipeline()
         self._strips = self._merges = self._words = False  # what is done to white space
+        self._marks_merged = False  # what several spaces become is U+2581, no space
         self._scheme: Any = "never"
 
     def normalize(self, step: Step) -> None:
@@ -264,16 +265,21 @@ class _Metaspace:
                 pipeline.space_prefix = "prepend"
             case "Replace" if step["pattern"] == {"String": " "} and step["content"] == _SPACE:
                 pipeline.replaces_spaces = True
-            case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces and not pipeline.forms:
+            case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces and not self._is_changed():
                 pipeline.charsmap = step["precompiled_charsmap"]
             case "Replace" if (
                 not pipeline.forms and step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE)
             ):
                 self._merges = True
-            case "Strip" if not pipeline.forms and step.get("strip_right") and not step.get("strip_left"):
+                self._marks_merged |= step["content"] == _SPACE
+            case "Strip" if not self._merges and not pipeline.forms and _strips_right_alone(step):
                 self._strips = True
             case _:
                 raise _refusal("normalizer", step)
+
+    def _is_changed(self) -> bool:
+        """Tells whether a step has already changed the text that a map of characters would see."""
+        return bool(self._pipeline.forms) or self._merges or self._strips
 
     def cut(self, step: Step) -> None:
         pipeline = self._pipeline
@@ -285,7 +291,9 @@ class _Metaspace:
             case "Metaspace" if step.get("replacement", _SPACE) == _SPACE and not pipeline.metaspace:
                 pipeline.metaspace = True
                 pipeline.cuts_at_spaces = bool(step.get("split", True))
-                self._scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space") else "never")
+                # Older files say it by a flag alone.
+                by_flag = "always" if step.get("add_prefix_space", True) else "never"
+                self._scheme = step.get("prepend_scheme") or by_flag
             case _:
                 raise _refusal("pre-tokenizer", step)
 
@@ -299,12 +307,18 @@ class _Metaspace:
         # White space merges where both the ends are stripped and what is within, of the spaces that a map makes of it.
         pipeline.merges_white_space = self._words or (self._merges and self._strips)
         mapped = pipeline.charsmap is not None and not pipeline.replaces_spaces
-        fits = pipeline.merges_white_space and mapped and (self._scheme == "always" or not self._words)
+        marked = self._words and self._marks_merged  # a word of white space would stay
+        always = self._scheme == "always" or not self._words
+        fits = pipeline.merges_white_space and mapped and always and not marked
         if (self._merges or self._strips or self._words) and not fits:
             raise ValueError("these steps that strip or split at white space are not supported together")
         if pipeline.charsmap is not None and pipeline.space_prefix == "prepend":
             raise ValueError("the normalizers Precompiled and Prepend are not supported together")
         return pipeline
+
+
+def _strips_right_alone(step: Step) -> bool:
+    return bool(step.get("strip_right")) and not step.get("strip_left")
 
 
 # --- BERT

@@ -77,7 +77,8 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
         scores=array("f", (piece.score for piece in model.pieces)),
     )
     try:
-        vocabulary = UgmVocabulary(model) if unigram else SpmVocabulary(model)
+        prefixed = config.adds_space_prefix
+        vocabulary = UgmVocabulary(model, prefixed=prefixed) if unigram else SpmVocabulary(model)
         return Tokenizer(vocabulary, table, config)
     except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
         raise FormatError(path, f"is not a usable SentencePiece model: {error}") from None

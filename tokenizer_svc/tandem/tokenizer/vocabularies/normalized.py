@@ -24,6 +24,10 @@ class NormalizedVocabulary:
         self.normalizer = normalizer
         self._vocabulary = vocabulary
 
+    def first_of(self, text: str) -> str:
+        """Returns the first character of the normalized text, or nothing where all of it is dropped."""
+        return self.normalizer.apply(text)[:1]
+
     def encode(self, text: str) -> Ids:
         normal = self.normalizer.apply(text)
         return self._vocabulary.encode(normal) if normal else NONE

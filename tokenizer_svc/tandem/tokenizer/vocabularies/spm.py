@@ -21,6 +21,7 @@ from tandem.tokenizer.native.compiled_encoder import NotServed
 from tandem.tokenizer.vocabularies.spm_merging import SPACE, SpmMerger
 from tandem.tokenizer.vocabulary import Located, TokenType, VocabularyType
 
+_SEEN = 64  # characters, of which a map is likely to keep one
 _OF_TEXT = (TokenType.NORMAL, TokenType.USER_DEFINED)
 
 
@@ -47,6 +48,7 @@ class SpmVocabulary:
             ]
         )
         spec = model.normalizer_spec
+        self._is_mapped = bool(spec.precompiled_charsmap)
         # Without a piece for it, a space is spelt by the three bytes of U+2581.
         has_space = any(piece.piece == SPACE and piece.type in _OF_TEXT for piece in model.pieces)
         self._keeps_text = has_space and not (
@@ -61,6 +63,10 @@ class SpmVocabulary:
                 self.encoder = f"sentencepiece ({reason})"
         if self._merger is not None:
             self.encoder = "compiled"
+
+    def first_of(self, text: str) -> str:
+        """Returns the first character of the text that the model sees, or nothing where it drops all of it."""
+        return self._processors.first_of(text) if self._is_mapped else text[:1]
 
     def encode(self, text: str) -> Ids:
         if self._merger is not None:
@@ -103,6 +109,11 @@ class Processors:
     def of(self, text: str) -> SentencePieceProcessor:
         """Returns the one that encodes a text."""
         return self._beginning if text[:1].isspace() else self._going_on
+
+    def first_of(self, text: str) -> str:
+        """Returns the first character that the model's map makes of a text, or nothing where it drops all of it."""
+        found: str = self._going_on.Normalize(text[:_SEEN]) or self._going_on.Normalize(text[_SEEN:])
+        return found[:1]
 
 
 def normalizer_behaviour(model: ModelProto) -> bytes:

@@ -13,18 +13,23 @@ from tandem.tokenizer.vocabulary import Located, VocabularyType
 
 class UgmVocabulary:
     """A vocabulary over `model`, a SentencePiece model of type UNIGRAM. The model is changed: its own space prefix is
-    switched off."""
+    switched off. `prefixed`: callers put a space in front of text that does not go on from another one."""
 
     type = VocabularyType.UGM
     safe_border = None
     encoder = "sentencepiece"
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, *, prefixed: bool = True) -> None:
         if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
             raise ValueError("the SentencePiece model is not of type UNIGRAM")
         self._normalizer = normalizer_behaviour(model)
         self._byte_fallback = model.trainer_spec.byte_fallback
-        self._processors = Processors(model, prefixed=True)
+        self._is_mapped = bool(model.normalizer_spec.precompiled_charsmap)
+        self._processors = Processors(model, prefixed=prefixed)
+
+    def first_of(self, text: str) -> str:
+        """Returns the first character of the text that the model sees, or nothing where it drops all of it."""
+        return self._processors.first_of(text) if self._is_mapped else text[:1]
 
     def encode(self, text: str) -> Ids:
         return ids_of(self._processors.of(text).EncodeAsIds(text))
