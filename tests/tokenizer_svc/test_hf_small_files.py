@@ -327,8 +327,22 @@ def test_a_unigram_model_without_a_prefix_gets_none(tmp_path: Path) -> None:
 
 
 def test_gaps_between_the_ids_of_added_tokens_are_kept(tmp_path: Path) -> None:
-    """The library would number the tokens anew, and so do other tokens than the file's. Models that leave gaps have
-    their reasons."""
+    """The library numbers such tokens anew; the page says that ids are the file's here."""
     parts = {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(256, "<x>"), token(300, "<y>")]}
     ours = load_tokenizer(written(tmp_path, pairs(BYTES), parts))
     assert ours.encode("<x><y>", add_special=False, parse_special=True) == [256, 300]
+
+
+@pytest.mark.parametrize("prefix", ["##", "", "a"])
+def test_a_token_that_is_the_prefix_alone_is_shown_where_it_is_the_first(tmp_path: Path, prefix: str) -> None:
+    model = word_pieces({"[UNK]": 0, "##": 1, "a": 2, "##a": 3, "b": 4})
+    decoder = {"type": "WordPiece", "prefix": prefix, "cleanup": True}
+    path = written(tmp_path, model, {**BERT, "decoder": decoder, "added_tokens": [token(0, "[UNK]")]})
+    library, ours = tokenizers.Tokenizer.from_file(str(path)), load_tokenizer(path)
+    for ids in ([1], [1, 2], [2, 1], [1, 1, 3], [4, 3, 2], [3, 4], [2], [0, 1, 2], [1, 4]):
+        expected = library.decode(ids)
+        assert ours.decode(ids) == expected
+        stream = ours.stream()
+        assert "".join(stream.push([index]) for index in ids) + stream.push([], end=True) == expected
+        begun = ours.decode(ids[:1])
+        assert begun + ours.stream(context_ids=ids[:1]).push(ids[1:], end=True) == expected

@@ -131,7 +131,9 @@ class IdDecoder:
         forms, pieces = self._stream_pieces(
             frozenset() if unparse_special else visible & self._control_texts, unparse_special
         )
-        first = None if forms is None or any(forms.rest[index] for index in context_ids) else forms.first
+        first = None if forms is None else forms.first
+        if forms is not None and any(forms.rest[index] or index in forms.first for index in context_ids):
+            first = None
         drop_front, drop_last = self.config.dropped() if remove_special else ((), None)
         return stream_decoder(
             pieces,
@@ -219,7 +221,7 @@ class IdDecoder:
 
 def _with_first_form(forms: DecodedForms, ids: Ids, text: bytes) -> bytes:
     """Returns the text of ids; the first of them that shows anything is shown as the first of a text."""
-    index = next((index for index in map(int, ids) if forms.rest[index]), None)
+    index = next((index for index in map(int, ids) if forms.rest[index] or index in forms.first), None)
     if index is None or index not in forms.first:
         return text
     return forms.first[index] + text[len(forms.rest[index]) :]

@@ -68,9 +68,10 @@ class DecodedForms:
     def without(self, hidden: Sequence[int]) -> DecodedForms:
         """Returns the same forms, with some ids shown as nothing."""
         rest = list(self.rest)
-        for index in hidden:
+        dropped = set(hidden)
+        for index in dropped:
             rest[index] = b""
-        return DecodedForms({index: data for index, data in self.first.items() if rest[index]}, rest)
+        return DecodedForms({index: data for index, data in self.first.items() if index not in dropped}, rest)
 
 
 @dataclass(frozen=True, slots=True)

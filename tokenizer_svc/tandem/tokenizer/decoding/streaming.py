@@ -108,10 +108,11 @@ class _Edges:
         if self._drop_front:
             return
         if self._first_pieces is not None:
-            place = next((place for place in range(begins, len(parts)) if parts[place]), None)
+            first = self._first_pieces
+            place = next((place for place in range(begins, len(parts)) if parts[place] or ids[place] in first), None)
             if place is not None:
                 self._started = True
-                parts[place] = self._first_pieces.get(ids[place], parts[place])
+                parts[place] = first.get(ids[place], parts[place])
             return
         self._started = True
         if self._strip_space and parts[0][:1] == b" ":

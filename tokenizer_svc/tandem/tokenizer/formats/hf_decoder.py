@@ -93,7 +93,7 @@ def _change(step: Mapping[str, Any]) -> Change:
 
 def _word_piece(text: str, first: bool, prefix: str, cleanup: bool) -> str:
     if not first:
-        text = text.removeprefix(prefix) if prefix and text.startswith(prefix) else " " + text
+        text = text.removeprefix(prefix) if text.startswith(prefix) else " " + text
     for found in _CLEANED if cleanup else ():
         text = text.replace(found, _CLEAN_FORMS.get(found, found[1:]))
     return text
