@@ -26,7 +26,9 @@ from tandem.tokenizer.chat.traced import Texts
 _FILTERS_OF_PLAIN_TEXT = (
     *("wordcount", "urlencode", "striptags", "urlize", "wordwrap", "pprint", "int", "float", "filesizeformat"),
 )
-_TESTS_OF_TEXT = ("in", "upper", "lower")
+# Filters and tests that look at what str() makes of anything.
+_FILTERS_OF_STR = ("upper", "lower", "capitalize", "trim", "center", "replace", "format")
+_TESTS_OF_STR = ("upper", "lower")
 
 
 class ConversationRefusedError(TemplateError):
@@ -50,10 +52,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(tojson=_to_json(texts), safe=texts.safe, title=self._title)
         self.filters.update(e=self.escape, escape=self.escape, forceescape=self._force_escape)
         filters: dict[str, Any] = {**self.filters}
-        self.filters.update({name: self._of_texts(function) for name, function in filters.items()})
-        for name in _TESTS_OF_TEXT:
-            test: Any = self.tests[name]
-            self.tests[name] = self._of_texts(test)
+        for name, function in filters.items():
+            self.filters[name] = self._of_texts(function, str if name in _FILTERS_OF_STR else None)
+        tests: dict[str, Any] = {**self.tests}
+        for name in _TESTS_OF_STR:
+            self.tests[name] = self._of_texts(tests[name], str)
+        self.tests["in"] = self._of_texts(tests["in"])
         self.tests["escaped"] = lambda value: isinstance(value, Markup)
         self.globals.update(raise_exception=_raise, dict=_Dict(), namespace=_Namespace)
         self.globals["strftime_now"] = texts.on_plain(lambda format: datetime.datetime.now().strftime(format))
@@ -97,12 +101,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
         return call
 
-    def _of_texts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _of_texts(self, function: Callable[..., Any], first: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
+        """Makes a filter take and return texts of ours; `first` is done to its value."""
         place = _passed(function)
 
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            given = (*arguments[:place], *map(self.traced, arguments[place:]))
+            given = [*arguments]
+            if first is not None and not isinstance(given[place], str):
+                given[place] = first(given[place])
+            given[place:] = map(self.traced, given[place:])
             return self.traced(function(*given, **options))
 
         return call

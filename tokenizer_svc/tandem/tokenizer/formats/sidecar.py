@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.tokenizer.chat.named_templates import NamedTemplates
 from tandem.tokenizer.formats.errors import FormatError
 
 _MAX_BYTES = 64 * 1024 * 1024
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"  # transformers' names of templates
+_TOOLS_ALONE = "{{ raise_exception('this model has a chat template for requests with tools, and no other') }}"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -76,16 +79,12 @@ def read_sidecar(folder: Path) -> Sidecar:
     named = folder / "special_tokens_map.json"
     if named.is_file():
         config = {key: value for key, value in read_json_object(named).items() if key in NAMED_TOKENS} | config
-    template = _chat_template(path, config)
+    templates = _chat_templates(path, config)
     of_more = folder / "chat_template.json"  # of a model that sees, too; its tokenizer has it as well, or has none
-    if template is None and of_more.is_file():
-        template = _chat_template(of_more, read_json_object(of_more))
-    template_file = folder / "chat_template.jinja"
-    if template_file.is_file():
-        try:
-            template = template_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise FormatError(template_file, f"cannot be read: {error}") from None
+    if not templates and of_more.is_file():
+        templates = _chat_templates(of_more, read_json_object(of_more))
+    files = _template_files(folder)
+    templates = files if _DEFAULT in files else templates | files
     texts = {name: text for name in NAMED_TOKENS if (text := _token_text(path, name, config.get(name))) is not None}
     return Sidecar(
         added_tokens=_added_tokens(path, config.get("added_tokens_decoder")),
@@ -93,7 +92,7 @@ def read_sidecar(folder: Path) -> Sidecar:
         add_bos=_flag(path, config, "add_bos_token"),
         add_eos=_flag(path, config, "add_eos_token"),
         clean_spaces=_flag(path, config, "clean_up_tokenization_spaces"),
-        chat_template=template,
+        chat_template=_chosen(templates),
     )
 
 
@@ -112,17 +111,39 @@ def _token_text(path: Path, name: str, value: object) -> str | None:
     return value
 
 
-def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """Returns the only template, or the one named "default" of a list."""
+def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the only template as "default", or those of a list whose names mean something."""
     value = config.get("chat_template")
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {_DEFAULT: value}
     if isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
-        default = named[-1].get("template") if named else None
-        if default is None or isinstance(default, str):
-            return default
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") in (_DEFAULT, _WITH_TOOLS)]
+        found = {entry["name"]: template for entry in named if (template := entry.get("template")) is not None}
+        if all(isinstance(template, str) for template in found.values()):
+            return found
     raise FormatError(path, "chat_template is neither a text nor a list of named templates")
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    """Returns the templates that lie in files of their own."""
+    found = {}
+    places = {_DEFAULT: "chat_template.jinja", _WITH_TOOLS: f"additional_chat_templates/{_WITH_TOOLS}.jinja"}
+    for name, place in places.items():
+        path = folder / place
+        if path.is_file():
+            try:
+                found[name] = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise FormatError(path, f"cannot be read: {error}") from None
+    return found
+
+
+def _chosen(templates: Mapping[str, str]) -> str | None:
+    if _WITH_TOOLS not in templates:
+        return templates.get(_DEFAULT)
+    return NamedTemplates(templates.get(_DEFAULT, _TOOLS_ALONE), templates[_WITH_TOOLS])
 
 
 def _added_tokens(path: Path, value: object) -> dict[int, AddedToken]:

@@ -9,6 +9,7 @@ from tandem.tokenizer.answers.call_grammar import Tool, call_grammar, called_for
 from tandem.tokenizer.answers.call_values import NotWrittenError
 from tandem.tokenizer.answers.formats import FORMATS, Format, opened_by
 from tandem.tokenizer.answers.harmony import FINAL
+from tandem.tokenizer.chat.named_templates import template_for
 from tandem.tokenizer.encoding import Policy, Segment
 from tandem.tokenizer.rpc.loaded import Loaded
 from tandem.tokenizer.rpc.validation import Violations, read_tools
@@ -50,7 +51,7 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
             guide.grammar = call_grammar(
                 form,
                 tools,
-                template=loaded.template or "",
+                template=template_for(loaded.template, has_tools=True) or "",
                 control=control,
                 required=asked.calls.required,
                 several=not asked.calls.single,

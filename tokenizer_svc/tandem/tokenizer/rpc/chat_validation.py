@@ -10,6 +10,7 @@ import grpc
 
 from tandem.common.errors import ServiceError, failed_precondition, resource_exhausted
 from tandem.limits.fields import limits_of
+from tandem.tokenizer.chat.named_templates import template_for
 from tandem.tokenizer.encoding import Policy
 from tandem.tokenizer.rpc.answer_guides import check_answer
 from tandem.tokenizer.rpc.validation import Violations
@@ -58,7 +59,7 @@ def chat_question(
                 f"messages[{index}].role",
                 f"{message.role[:80]!r} is no role: a letter, then letters, digits and . _ -, at most 64 in all",
             )
-    template = request.chat_template or template
+    template = request.chat_template or template_for(template, bool(request.tools))
     if len(request.chat_template.encode()) > MAX_TEMPLATE_BYTES:
         violations.add("chat_template", f"is longer than {MAX_TEMPLATE_BYTES} bytes")
     if request.special_tokens not in CHAT_POLICIES:

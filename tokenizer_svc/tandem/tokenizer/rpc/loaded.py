@@ -16,6 +16,7 @@ from tandem.common.errors import StartError, failed_precondition, not_found
 from tandem.tokenizer.answers.formats import Format
 from tandem.tokenizer.answers.signs import format_of
 from tandem.tokenizer.chat.formats import template_of
+from tandem.tokenizer.chat.named_templates import template_for
 from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.rpc.metrics import NamedMetrics, TokenizerMetrics
@@ -132,7 +133,7 @@ class LoadedTokenizers:
             cache,
             metrics,
             template,
-            format_of(template),
+            format_of(template_for(template, has_tools=True)),
             {token.text: token for token in tokenizer.table.specials},
             fingerprint,
             small_encodes(tokenizer, fingerprint, longest, metrics.encoded.small),
