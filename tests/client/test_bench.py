@@ -7,7 +7,10 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from typer.testing import CliRunner
 from tandem.client.bench.lengths import Lengths
 from tandem.client.bench.load import Load, Record, limited
 from tandem.client.bench.report import QUANTILES, TIMES, Run
-from tandem.client.bench.targets import Answered, Question, Refused
+from tandem.client.bench.targets import Answered, Question, Refused, openai_server
 from tandem.client.bench.workload import Conversation, MadeUp, Turn, from_file
 from tandem.client.cli.app import make_app
 
@@ -45,6 +48,9 @@ def test_lengths_have_the_distribution_that_was_asked_for():
         (["--prompt-tokens=no"], "--prompt-tokens: 'no' is not a number"),
         (["--prompts=/nowhere"], "--prompts /nowhere: No such file"),
         (["--compare=/dev/null"], "it is not a result"),
+        (["--json=/nowhere/x.json"], "--json /nowhere/x.json: No such file or directory"),
+        (["--json=/"], "--json /: Is a directory"),
+        (["--plot=/nowhere/x.png"], "--plot /nowhere/x.png: No such file or directory"),
     ],
 )
 def test_wrong_usage_is_said_before_anybody_is_asked(flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch):
@@ -55,6 +61,7 @@ def test_wrong_usage_is_said_before_anybody_is_asked(flags: list[str], words: st
     assert done.exit_code in (1, 2) and words in done.output
 
 
+NO_SERVICES = {"TANDEM_TOKENIZER_ADDRESS": "", "TANDEM_WORKER_ADDRESS": ""}
 FORMS = ("7", "3-6", "normal:200,20", "lognormal:100,1")
 
 
@@ -151,6 +158,88 @@ async def test_a_closed_load_keeps_its_number_and_a_conversation_sends_all_that_
     assert [record.error for record in load.records].count("RESOURCE_EXHAUSTED") == 1
     assert len(list(limited(iter(talks), 4, None))) == 4
     assert len(list(limited(iter(talks), 4, 1e-9))) <= 1
+
+
+GOOD = 'data: {"choices":[{"text":"a"}]}\n\ndata: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
+UNREADABLE = {
+    'data: {"choices":[{"te': "an event that cannot be read",
+    'data: {"choices": null}\n\n': "an event that cannot be read",
+    "data: []\n\n": "an event that cannot be read",
+    'data: {"choices": [7]}\n\n': "an event that cannot be read",
+    'data: {"choices": [{"text": {"a": 1}}]}\n\n': "an event that cannot be read",
+    'data: {"usage": {"prompt_tokens": 3}}\n\n': "a usage that cannot be read",
+    'data: {"usage": {"prompt_tokens": "x", "completion_tokens": 1}}\n\n': "a usage that cannot be read",
+    'data: {"usage": [1]}\n\n': "a usage that cannot be read",
+    "": "no usage at the end of the stream",
+}
+
+
+@contextmanager
+def saying(*bodies: str, models: str = "") -> Iterator[str]:
+    """The address of a server that says these things, each to one request, and then ends the connection."""
+    left = iter(bodies)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.say(next(left))
+
+        def do_GET(self) -> None:
+            self.say(models)
+
+        def say(self, body: str) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+async def test_what_a_server_says_wrongly_is_counted_against_it_and_ends_nothing():
+    with saying(*(body for wrong in UNREADABLE for body in (GOOD, wrong)), GOOD) as url:
+        async with openai_server(url, "m", "", 60, chat=False, fixed={}) as target:
+            load = Load(target)
+            talks = [Conversation([Turn("a", 2)], number) for number in range(2 * len(UNREADABLE) + 1)]
+            await load.run_closed(talks, 1)
+    assert [record.error for record in load.records[1::2]] == list(UNREADABLE.values())
+    assert {(record.error, record.output_tokens) for record in load.records[::2]} == {("", 1)}
+
+
+@pytest.mark.parametrize("models", ["[]", "7", '{"data": null}', '{"data": [7]}', "", '{"data": []}'])
+async def test_models_that_are_not_listed_are_told(models: str):
+    with saying(models=models) as url, pytest.raises(Refused, match="does not list its models"):
+        async with openai_server(url, "", "", 60, chat=False, fixed={}):
+            pass
+
+
+async def test_an_address_that_is_none_is_told():
+    with pytest.raises(Refused, match="InvalidURL"):
+        async with openai_server("http://localhost:x", "", "", 60, chat=False, fixed={}):
+            pass
+
+
+def test_a_look_whether_a_result_can_be_kept_leaves_files_as_they_were(tmp_path: Path):
+    kept, new = tmp_path / "kept.json", tmp_path / "new.json"
+    kept.write_text("before")
+    for path in (kept, new):
+        done = CliRunner().invoke(make_app(), ["bench", f"--json={path}", "--slo=ttft=1"], env=NO_SERVICES)
+        assert done.exit_code == 2
+    assert (kept.read_text(), new.exists()) == ("before", False)
+
+
+def test_a_result_is_shown_although_it_cannot_be_kept(tmp_path: Path):
+    Run("x", "2026-01-01T00:00:00+00:00", {}, {}, 1.0, [Record(due=0.0, end=1.0)]).save(tmp_path / "run.json")
+    done = CliRunner().invoke(make_app(), ["bench", f"--from={tmp_path / 'run.json'}", "--json=/dev/full"])
+    assert done.exit_code == 1
+    assert "1 of 1 answered" in done.output
 
 
 def test_a_result_has_the_percentiles_of_what_was_answered_and_is_read_as_it_was_kept(tmp_path: Path):

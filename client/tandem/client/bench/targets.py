@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -121,28 +121,42 @@ class OpenAIServer:
             async with self._http.stream("POST", self._url, json=body) as response:
                 if response.status_code != 200:
                     raise Refused(f"HTTP {response.status_code}")
-                async for event in _events(response.aiter_lines()):
-                    if "error" in event:
-                        raise Refused("an error within the stream")
-                    usage = event.get("usage") or usage
-                    for choice in event.get("choices", ()):
-                        said = choice.get("delta", {}) if self._chat else choice
-                        new = (said.get("reasoning_content") or "") + (said.get("content") or said.get("text") or "")
-                        if new:
-                            text += new
-                            arrived()
-        except httpx.HTTPError as error:
+                async for data in _events(response.aiter_lines()):
+                    with _reading("an event"):
+                        event = json.loads(data)
+                        if "error" in event:
+                            raise Refused("an error within the stream")
+                        usage = event.get("usage") or usage
+                        come = [new for choice in event.get("choices", ()) if (new := self._new(choice))]
+                    for new in come:
+                        text += new
+                        arrived()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Refused(type(error).__name__) from error
         if usage is None:
             raise Refused("no usage at the end of the stream")
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return Answered(text, usage["prompt_tokens"], cached, usage["completion_tokens"])
+        with _reading("a usage"):
+            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            return Answered(text, int(usage["prompt_tokens"]), cached, int(usage["completion_tokens"]))
+
+    def _new(self, choice: dict[str, Any]) -> str:
+        said = choice.get("delta", {}) if self._chat else choice
+        return "".join([said.get("reasoning_content") or "", said.get("content") or said.get("text") or ""])
 
 
-async def _events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+async def _events(lines: AsyncIterator[str]) -> AsyncIterator[str]:
     async for line in lines:
         if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-            yield json.loads(data)
+            yield data
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """A server may say anything: it is counted against it, and ends nothing."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise Refused(f"{what} that cannot be read") from error
 
 
 @asynccontextmanager
@@ -161,7 +175,7 @@ async def openai_server(
                 listed = await http.get(base_url.rstrip("/") + "/models")
                 listed.raise_for_status()
                 model = str(listed.json()["data"][0]["id"])
-            except (httpx.HTTPError, LookupError, ValueError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError, TypeError) as error:
                 why = type(error).__name__
                 if isinstance(error, httpx.HTTPStatusError):
                     why = f"HTTP {error.response.status_code}"

@@ -114,6 +114,11 @@ def bench(
     with reporting_errors():
         earlier = None if compare is None else _kept("--compare", compare)
         limits = _objectives(slo or [])
+        if plot is not None:
+            _needs("matplotlib", "drawing")
+        for flag, path in (("--json", json_file), ("--plot", plot)):
+            if path is not None:
+                _check_writable(flag, path)
         if kept is not None:
             run = _kept("--from", kept)
             run = Run(run.target, run.started, run.settings, limits or run.slo, run.seconds, run.records)
@@ -151,8 +156,6 @@ def bench(
             client = AsyncClient(tokenizer, workers, credentials=connection(), timeout=timeout)
             fixed: GenerateOptions = {**asked, "model": model}  # type: ignore[typeddict-item]  # of two known keys
             server = _services(client, ",".join(workers), chat=chat, fixed=fixed)
-        if plot is not None:
-            _needs("matplotlib", "drawing")
         settings = {
             "rate": rate,
             "concurrency": concurrency or (None if rate else 1),
@@ -242,6 +245,20 @@ def _kept(flag: str, path: Path) -> Run:
         raise CommandError(f"{flag} {path}: {error}") from None
 
 
+def _check_writable(flag: str, path: Path) -> None:
+    """Finds out before a load, which may take hours, that its result cannot be kept there."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return  # a pipe, whose reader would take the end of our look for the end of all
+        new = not path.exists()
+        with path.open("ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise CommandError(f"{flag} {path}: {error.strerror}") from None
+
+
 def _needs(package: str, what: str) -> None:
     try:
         __import__(package)
@@ -268,13 +285,19 @@ def _progress() -> Iterator[Callable[[Record], None]]:
 def _show(run: Run, earlier: Run | None, json_file: Path | None, plot: Path | None) -> None:
     if earlier is not None:  # whatever it was judged by then
         earlier = replace(earlier, slo=run.slo)
-    if json_file is not None:
-        run.save(json_file)
-    if plot is not None:
-        _needs("matplotlib", "drawing")
-        from tandem.client.bench.plots import draw
+    unwritten = []  # told last: what was measured is shown whatever becomes of the files
+    try:
+        if json_file is not None:
+            run.save(json_file)
+    except OSError as error:
+        unwritten.append(f"--json {json_file}: {error.strerror}")
+    try:
+        if plot is not None:
+            from tandem.client.bench.plots import draw
 
-        draw({"this run": run} if earlier is None else {"before": earlier, "this run": run}, plot)
+            draw({"this run": run} if earlier is None else {"before": earlier, "this run": run}, plot)
+    except OSError as error:
+        unwritten.append(f"--plot {plot}: {error.strerror}")
     now, before = run.summary(), None if earlier is None else earlier.summary()
 
     def row(words: str, number: Callable[[dict[str, Any]], float]) -> None:
@@ -307,6 +330,8 @@ def _show(run: Run, earlier: Run | None, json_file: Path | None, plot: Path | No
             table.add_row("  before", *(_number(1e3 * value) for value in before[name].values()), style="dim")
             table.add_row("  ratio", *(_ratio(value, before[name][share]) for share, value in times.items()))
     output().print(table)
+    if unwritten:
+        raise CommandError("; ".join(unwritten))
 
 
 def _ratio(value: float, old: float) -> str:
