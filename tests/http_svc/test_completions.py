@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tandem.http.tokens import texts_of
 from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow
@@ -81,6 +85,61 @@ async def test_logprobs_with_echo_score_the_prompt(stack: Stack, client: openai.
     assert at_once.logprobs.tokens == [*scored.logprobs.tokens, "</s>"]
 
 
+@pytest.mark.parametrize("prompt", ["", [1], " ", "   ", "lead", " lead", "   lead", [1, 5]])
+def test_offsets_count_in_the_text_whatever_spaces_begin_it(client: openai.OpenAI, prompt: Any) -> None:
+    asked: dict[str, Any] = {**ASKED, "prompt": prompt, "logprobs": 0, "seed": 0}
+    whole = client.completions.create(**asked).choices[0]
+    echoed = client.completions.create(**asked, echo=True).choices[0]
+    scored = client.completions.create(**{**asked, "max_tokens": 0}, echo=True).choices[0]
+    text, tokens, offsets = "", list[str](), list[int]()
+    for chunk in client.completions.create(**asked, stream=True):
+        [choice] = chunk.choices
+        text += choice.text
+        if choice.logprobs is not None:
+            tokens += choice.logprobs.tokens or []
+            offsets += choice.logprobs.text_offset or []
+    assert whole.logprobs is not None and (text, offsets) == (whole.text, whole.logprobs.text_offset)
+    for choice in (whole, echoed, scored):
+        told = choice.logprobs
+        assert told is not None and told.tokens is not None and told.text_offset is not None
+        for token, (begin, end) in zip(told.tokens, pairwise([*told.text_offset, len(choice.text)]), strict=True):
+            shown = "" if token in ("<s>", "</s>") else token
+            first = begin == 0 and len(choice.text[:end]) == len(shown) - 1
+            assert choice.text[begin:end] == (shown[1:] if first else shown), (choice.text, told)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"prompt": [99_999]}, "prompt[0]"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": [[1, 99_999]]}, "prompt[0][1]"),
+        ({"prompt": [[1, 5], [99_999]]}, "prompt[1][0]"),
+        ({"prompt": [[1], [-1]]}, "prompt[1][0]"),
+        ({"prompt": "", "add_special": False}, "prompt"),
+        ({"prompt": ["a", ""], "add_special": False}, "prompt[1]"),
+        ({"logprobs": 65}, "logprobs"),
+        ({"prompt_cache_key": "k" * 5000}, "prompt_cache_key"),
+    ],
+)
+def test_what_is_wrong_is_named(stack: Stack, changed: dict[str, Any], param: str, stream: bool) -> None:
+    answer = httpx.post(f"{stack.base_url}/completions", json={**ASKED, **changed, "stream": stream}, timeout=60)
+    if answer.status_code == 400:
+        error = answer.json()["error"]
+    else:  # something came of another prompt before
+        assert stream and param.startswith("prompt[1]")
+        error = json.loads(answer.text.split("data: ")[-1])["error"]
+    assert (error["param"], error["code"]) == (param, None) and error["message"].startswith(f"{param} must ")
+
+
+def test_a_prompt_that_is_too_long_is_named(client: openai.OpenAI) -> None:
+    for prompt, param in ([5] * 600, "prompt"), ([[5], [5] * 600], "prompt[1]"):
+        with pytest.raises(openai.BadRequestError) as error:
+            client.completions.create(**{**ASKED, "prompt": prompt})
+        assert (error.value.param, error.value.code) == (param, "context_length_exceeded")
+
+
 def test_control_tokens_of_a_prompt_are_text_unless_the_caller_says_else(stack: Stack) -> None:
     assert 2 not in stack.post("/tokenize", prompt="a</s>")["tokens"]
     assert 2 in stack.post("/tokenize", prompt="a</s>", special_tokens="parse")["tokens"]
@@ -101,3 +160,18 @@ def test_models_are_those_of_the_workers(client: openai.OpenAI) -> None:
     assert model.id == "demo" and client.models.retrieve("demo").id == "demo"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
+
+
+async def test_the_texts_of_many_tokens_let_others_run() -> None:
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(turn())
+    assert await texts_of([b"x"] * 100_000) == ["x"] * 100_000
+    other.cancel()
+    assert turns > 10

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.slow
 
 ASKED: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": None}}
+
 
 @pytest.mark.parametrize(
     ("changed", "param", "code"),
@@ -61,6 +63,14 @@ ASKED: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content
          "response_format", None),
         ({"chat_template_kwargs": []}, "chat_template_kwargs", None),
         ({"tools": [{"type": "function", "pad": "x" * 300_000}]}, "tools", "request_too_large"),
+        ({"tools": [None]}, "tools[0]", None),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "not_served"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function", None),
+        ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools[0].function.name", None),
+        ({"tools": [TOOL, {"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+         "tools[1].function.parameters", None),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict", None),
+        ({"prompt_cache_key": "k" * 5000}, "prompt_cache_key", None),
         ({"priority": 101}, "priority", None),
         ({"stop_token_ids": list(range(300))}, "stop_token_ids", None),
     ],
@@ -109,6 +119,9 @@ def test_what_is_ignored_on_purpose_is_ignored(client: openai.OpenAI) -> None:
     [
         (b"{", {}, 400, "invalid_json"),
         (b"\xff", {}, 400, "invalid_json"),
+        (b'{"model":"demo","messages":[{"role":"user","content":"x"}],"user":"\xff"}', {}, 400, "invalid_json"),
+        (b'{"model":"demo","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":'
+         b'{"name":"\xff"}}]}', {}, 400, "invalid_json"),
         (b"[]", {}, 400, None),
         (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
         (b" " * (5 << 20), {}, 413, "request_too_large"),

@@ -158,10 +158,29 @@ def conversation_in(fields: HasConversation, arguments: Mapping[str, Any] | None
     check_size([*tools, fields.chat_template_kwargs], "tools" if tools else "chat_template_kwargs")
     return conversation_of(
         [message.message(f"messages[{index}]") for index, message in enumerate(fields.messages)],
-        [object_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+        [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
         {**(arguments or {}), **object_of(fields.chat_template_kwargs, "chat_template_kwargs")},
         fields.add_generation_prompt,
     )
+
+
+def _tool(given: Json, place: str) -> dict[str, Any]:
+    """As it was given: templates may know more of a tool than its interface does. Raises ApiError."""
+    tool = object_of(given, place)
+    if not tool:
+        raise wrong(place, "must be an object of the type 'function'")
+    if tool.get("type", "function") != "function":
+        raise wrong(f"{place}.type", "must be 'function'", "not_served")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise wrong(f"{place}.function", "must be an object with the name of the function")
+    if not isinstance(name := function.get("name"), str) or not name:
+        raise wrong(f"{place}.function.name", "must be a text that is not empty")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise wrong(f"{place}.function.parameters", "must be an object, a JSON schema")
+    if not isinstance(function.get("strict"), bool | None):
+        raise wrong(f"{place}.function.strict", "must be true or false")
+    return tool
 
 
 class ChatFields(GenerationFields, kw_only=True):
@@ -335,7 +354,7 @@ class ChatCompletions:
         call, fields = call_of(request), read_chat(await body_of(request))
         call.stream = bool(fields.stream)
         options, conversation = fields.generation(call), fields.prompt()
-        call.names["prompt"] = "messages"
+        call.names |= {"prompt": "messages", "routing_key": "prompt_cache_key"}
         await self._upstream.check_model(fields.model, call)
         options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
         pieces = (await self._upstream.vocabulary()).pieces if fields.logprobs else ()

@@ -15,7 +15,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.client import AsyncStream, Chunk, GenerateOptions, GenerationResult, Output, Prompt, Usage, Vocabulary
+from tandem.client import (
+    AsyncStream,
+    Chunk,
+    GenerateOptions,
+    GenerationResult,
+    Output,
+    Prompt,
+    TandemError,
+    Usage,
+    Vocabulary,
+)
 from tandem.http.answers import RunningUsage, UsageBody, finish_reason, usage_of, usage_until
 from tandem.http.call import Call, body_of, call_of
 from tandem.http.errors import wrong
@@ -59,6 +69,11 @@ class CompletionFields(GenerationFields, kw_only=True):
         if (self.n or 1) * len(given) > MAX_CHOICES:
             raise wrong("n", f"must be at most {MAX_CHOICES // len(given)} with {len(given)} prompts")
         return cast(list[Prompt], given)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the prompt is a list of prompts, of one perhaps."""
+        return not isinstance(self.prompt, str) and not isinstance(self.prompt[0], int)
 
     def generation(self) -> GenerateOptions:
         """The keywords of the SDK. Raises ApiError."""
@@ -112,19 +127,28 @@ class Completions:
         call, fields = call_of(request), read_completion(await body_of(request))
         call.stream = bool(fields.stream)
         prompts, options = fields.prompts(), fields.generation()
-        call.names["prompts"] = "prompt"
+        call.names |= {"prompts": "prompt", "top_logprobs": "logprobs", "routing_key": "prompt_cache_key"}
+        if fields.is_batch and len(prompts) == 1:
+            call.names["prompt"] = "prompt[0]"
         await self._upstream.check_model(fields.model, call)
         options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
         vocabulary = await self._upstream.vocabulary() if fields.logprobs is not None else None
         answer = _Answers(call, fields, vocabulary)
         client = self._upstream.client
         if fields.stream:
-            streams = [
-                client.stream(prompt, **cast(GenerateOptions, {**options, "request_id": f"{call.request_id}-{place}"}))
-                for place, prompt in enumerate(prompts)
-            ]
+            streams: list[AsyncStream] = []
+            for place, prompt in enumerate(prompts):
+                own = cast(GenerateOptions, {**options, "request_id": f"{call.request_id}-{place}"})
+                try:
+                    streams.append(client.stream(prompt, **own))
+                except TandemError as error:
+                    error.prompt_index = place if len(prompts) > 1 else None
+                    raise
             return EventStream(request, answer.events(streams))
-        results = await client.generate_batch(prompts, **options)
+        if fields.is_batch:
+            results = await client.generate_batch(prompts, **options)
+        else:
+            results = [await client.generate(prompts[0], **options)]
         return Response(msgspec.json.encode(await answer.whole(results)), media_type="application/json")
 
 
@@ -161,8 +185,7 @@ class _Answers:
         if self._fields.echo and prompt is not None:
             ids, logprobs = [*result.prompt_ids, *ids], [*prompt.logprobs, *logprobs]
             top = [*prompt.top_logprobs, *top] if prompt.top_logprobs is not None and top is not None else None
-            told.begin(ids, output.text)
-        return await told.part(ids, logprobs, top)
+        return await told.part(ids, logprobs, top, output.text)
 
     async def events(self, streams: Sequence[AsyncStream]) -> Events:
         """What comes of all prompts, and why each choice ended; at the end the usage where it was asked for."""
@@ -201,7 +224,7 @@ class _Answers:
 
     async def _scored(self, index: int, chunk: Chunk, teller: CompletionLogprobs) -> bytes:
         assert chunk.logprobs is not None
-        logprobs = await teller.part(chunk.ids, chunk.logprobs, chunk.top_logprobs)
+        logprobs = await teller.part(chunk.ids, chunk.logprobs, chunk.top_logprobs, chunk.text)
         return self._chunk([Choice(index, chunk.text, logprobs)])
 
     def _end(self, place: int, output: Output) -> bytes:

@@ -137,8 +137,8 @@ def from_tandem(error: TandemError, request_id: str, names: Mapping[str, str] = 
         return internal(request_id)
     retry_after = error.retry_after if error.retry_after is not None else kind.retry_seconds
     if error.violations:
-        params = [_param(violation.field, names) for violation in error.violations]
-        code = "context_length_exceeded" if error.violations[0].field == "prompt_ids" else kind.code
+        params = [_param(violation.field, names, error.prompt_index) for violation in error.violations]
+        code = "context_length_exceeded" if _is_too_long(error.violations[0]) else kind.code
         return ApiError(
             kind.status, _words(params, error.violations), type=kind.type, param=params[0], code=code,
             retry_after=retry_after,
@@ -174,13 +174,24 @@ def from_decoding(error: msgspec.MsgspecError) -> ApiError:
     return ApiError(400, f"{place}: {words}", param=place, code="invalid_type")
 
 
-def _param(field: str, names: Mapping[str, str]) -> str:
+def _is_too_long(violation: FieldViolation) -> bool:
+    """Whether a prompt has more ids than the context takes; what ids must be is told of an empty one."""
+    return violation.field == "prompt_ids" and not violation.description.startswith("must ")
+
+
+def _param(field: str, names: Mapping[str, str], prompt: int | None) -> str:
+    """The parameter; `names` may have elements of lists too. `prompt`: which one of several."""
+    place = field
+    while "[" in place:
+        if place in names:
+            return names[place] + field[len(place) :]
+        place = place[: max(place.rfind("["), place.rfind("."))]
     name, bracket, rest = field.partition("[")
     found = _PARAMS.get(name)
     if found is None:
         group = next((group for group in _GROUPS if name.startswith(group)), "")
         found = name.removeprefix(group)
-    found = names.get(found.partition(".")[0], found)
+    found = names.get(found.partition(".")[0], found) if prompt is None or found != "prompt" else f"prompt[{prompt}]"
     return f"{found}{bracket}{rest}"
 
 

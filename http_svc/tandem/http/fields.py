@@ -152,8 +152,10 @@ def decoder(cls: type[F]) -> Callable[[bytes], F]:
     decode = msgspec.json.Decoder(whole).decode
 
     def made(body: bytes) -> F:
-        check_containers(body, "the body")
         try:
+            if not body.isascii():
+                body.decode()  # fields that are kept as they are, or passed over, are not looked at below
+            check_containers(body, "the body")
             return cast(F, decode(body))
         except RecursionError:
             raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None

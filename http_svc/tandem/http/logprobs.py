@@ -67,17 +67,14 @@ class CompletionLogprobs:
         self._top = top
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
-
-    def begin(self, ids: Sequence[int], text: str) -> None:
-        """The text begins with these ids: the space that some vocabularies put in front of a text is not in it."""
-        first = next((token for token in ids if self._types[token] != "control"), None)
-        if first is not None and self._pieces[first].startswith(b" ") and not text.startswith(" "):
-            self._offset = -1
+        self._begun = False
 
     async def part(
-        self, ids: Sequence[int], logprobs: Sequence[float | None], top: Sequence[TopLogprobs] | None
+        self, ids: Sequence[int], logprobs: Sequence[float | None], top: Sequence[TopLogprobs] | None, text: str
     ) -> dict[str, Any]:
-        """The next tokens. Lets others run meanwhile where there are many."""
+        """The next tokens, and what they show. Lets others run meanwhile where there are many."""
+        if not self._begun:
+            self._begin(ids, text)
         offsets, others = [], []
         for place, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
             offsets.append(max(0, self._offset))
@@ -93,6 +90,20 @@ class CompletionLogprobs:
             "top_logprobs": others if self._top else None,
             "text_offset": offsets,
         }
+
+    def _begin(self, ids: Sequence[int], text: str) -> None:
+        """The space that some vocabularies put in front of a text is in its first token, and not in the text. The text
+        may have spaces of its own there: those are compared up to what is none."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        shown = ""
+        for token in ids:
+            if self._types[token] != "control":
+                shown += decoder.decode(self._pieces[token])
+                if shown.strip(" "):
+                    break
+        self._begun = bool(shown)
+        if shown.startswith(" ") and not text.startswith(shown):
+            self._offset = -1 if text.startswith(shown[1:]) or not text.startswith(" ") else 0
 
     def _others(self, token: int, logprob: float, top: TopLogprobs | None) -> dict[str, float]:
         told = {} if top is None else dict(zip(top.ids, top.logprobs, strict=True))

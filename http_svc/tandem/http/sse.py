@@ -141,8 +141,13 @@ class _Outlet:
         def receive(chunk: Chunk) -> bool:
             return self._take(tell(place, chunk))
 
-        while not await stream.pass_on(receive):
-            await self._flush()
+        try:
+            while not await stream.pass_on(receive):
+                await self._flush()
+        except TandemError as error:
+            if len(relay.streams) > 1:
+                error.prompt_index = place  # as in a batch of the SDK's
+            raise
         self._take(tell(place, None))
         await self._flush()
 

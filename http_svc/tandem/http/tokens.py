@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from tandem.http.chat import MessageFields, conversation_in
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, decoder
 from tandem.http.upstream import Upstream
+
+_AT_ONCE = 4096  # pieces: a millisecond
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -91,9 +94,7 @@ class Tokens:
                 count=len(encoding),
                 max_model_len=None if model is None else model.context_length,
                 tokens=encoding.ids,
-                token_strs=[piece.decode("utf-8", "replace") for piece in encoding.pieces]
-                if fields.return_token_strs
-                else None,
+                token_strs=await texts_of(encoding.pieces) if fields.return_token_strs else None,
             )
         )
 
@@ -121,6 +122,15 @@ class Tokens:
             fields.tokens, tokenizer=self._upstream.tokenizer, unparse_special=True, **call.options
         )
         return _json(Detokenized(text))
+
+
+async def texts_of(pieces: Sequence[bytes]) -> list[str]:
+    """Lets others run meanwhile where there are many."""
+    texts: list[str] = []
+    for begin in range(0, len(pieces), _AT_ONCE):
+        texts += [piece.decode("utf-8", "replace") for piece in pieces[begin : begin + _AT_ONCE]]
+        await asyncio.sleep(0)
+    return texts
 
 
 def _text_of(texts: Mapping[int, str], token: int | None) -> str | None:
