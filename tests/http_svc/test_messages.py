@@ -106,12 +106,15 @@ def test_an_answer_may_be_held_to_a_schema(claude: anthropic.Anthropic) -> None:
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "He"}]}, "assistant"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": []}]}, *MESSAGES]},
+         "messages[0].content[0].input must be an object"),
+        ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
         ({"messages": [{"role": "user", "content": "long " * 600}]}, "messages has"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "loud"}}, "thinking"),
         ({"container": "c"}, "container"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named(claude: anthropic.Anthropic, changed: dict[str, Any], words: str) -> None:
     body = {name: value for name, value in ASKED.items() if name != "extra_body"}
     with pytest.raises(anthropic.BadRequestError) as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
+from tandem.http.call import Call
+from tandem.http.responses import read_response
 from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow
@@ -58,6 +61,31 @@ async def test_items_become_the_messages_that_templates_know(stack: Stack, clien
     assert usage is not None and usage.input_tokens == expected
 
 
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}] if text else []}
+
+
+USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([USER, thought("1"), ANSWER, thought("2"), CALLED], [None, "1\n2"]),
+        ([USER, thought("1"), CALLED, thought("2"), CALLED], [None, "1\n2"]),
+        ([USER, thought("1"), thought("2"), ANSWER], [None, "1\n2"]),
+        ([USER, thought("1"), USER, ANSWER], [None, None, None]),
+        ([USER, thought("1"), ANSWER, USER, thought("2"), ANSWER], [None, "1", None, "2"]),
+        ([USER, thought(""), ANSWER], [None, None]),
+    ],
+)
+def test_all_reasoning_stays_with_its_answer(items: list[Any], expected: list[str | None]) -> None:
+    fields = read_response(json.dumps({"model": "demo", "input": items}).encode())
+    messages: Any = fields.asked(Call("/v1/responses", "id")).messages
+    assert [message.reasoning_content for message in messages] == expected
+
+
 class Verse(pydantic.BaseModel):
     lines: int = pydantic.Field(ge=0, le=99)
 
@@ -83,6 +111,11 @@ def test_parse_and_the_streaming_helper(client: openai.OpenAI) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": "long " * 600}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": [USER, CALLED, {**CALLED, "arguments": "{oops"}]}, "input[2].arguments"),
+        ({"input": [USER, ANSWER, {**CALLED, "arguments": "[]"}]}, "input[2].arguments"),
+        ({"input": [USER, {"role": "", "content": "x"}]}, "input[1].role"),
+        ({"prompt_cache_key": "k" * 5000}, "prompt_cache_key"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),
     ],
 )  # fmt: skip

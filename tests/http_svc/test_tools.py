@@ -151,6 +151,25 @@ def test_a_chat_calls_what_it_must(client: openai.OpenAI) -> None:
         assert len(calls) == 1 and told.finish_reason == "tool_calls" and not told.message.content
 
 
+def test_a_tool_that_is_named_is_called_once(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    responses: list[Any] = [{"type": "function", "strict": None, "name": "look_up", "parameters": CITY}]
+    blocks: list[Any] = [{"name": "look_up", "input_schema": CITY}]
+    for seed in range(3):
+        more = {"extra_body": {"seed": seed}}
+        told = client.chat.completions.create(**{**ASKED, "tools": CHAT_TOOLS}, tool_choice=NAMED, **more).choices[0]
+        answer = client.responses.create(
+            model="demo", input="O Romeo?", max_output_tokens=250, tools=responses, parallel_tool_calls=True,
+            tool_choice={"type": "function", "name": "look_up"}, **more,
+        )  # fmt: skip
+        said = claude.messages.create(
+            model="demo", max_tokens=250, messages=MESSAGES, tools=blocks,
+            tool_choice={"type": "tool", "name": "look_up"}, **more,
+        )  # fmt: skip
+        assert (said.stop_reason, told.finish_reason) == ("tool_use", "tool_calls")
+        for calls in (told.message.tool_calls, answer.output, said.content):
+            assert calls is not None and len(calls) == 1
+
+
 def test_strict_tools_are_held_to_their_schemas_in_a_free_answer(client: openai.OpenAI) -> None:
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in CHAT_TOOLS]
     begins = {"guided": {"regex": "(?s).*"}}

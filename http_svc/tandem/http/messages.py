@@ -81,6 +81,8 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
             where = f"{place}.content[{index}]"
             if block.type == "tool_use" and self.role == "assistant":
                 arguments = text_of(block.input) if is_given(block.input) else "{}"
+                if not arguments.startswith("{"):
+                    raise wrong(f"{where}.input", "must be an object")
                 calls.append(ToolCall(block.name or "", arguments, block.id or ""))
             elif block.type == "tool_result" and self.role == "user":
                 content = _text(block.content or "", f"{where}.content")
@@ -123,6 +125,8 @@ class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
         """As templates know it."""
         if self.type not in (None, "custom"):
             raise wrong(f"{place}.type", "must be 'custom'", "not_served")
+        if not self.name:
+            raise wrong(f"{place}.name", "must not be empty")
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -221,7 +225,7 @@ class MessagesFields(PromptFields, kw_only=True):
         call.names.setdefault("guided", "tools")
         if self.tool_choice is not None:
             found["tool_choice"] = self.tool_choice.choice()
-            found["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+            found["parallel_tool_calls"] = self.tool_choice.is_parallel
         return cast(GenerateOptions, found)
 
 

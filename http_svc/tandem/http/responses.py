@@ -152,7 +152,7 @@ class ResponseFields(OwnFields, kw_only=True):
     prompt_cache_retention: Json = ABSENT
     prompt_cache_options: Json = ABSENT
 
-    def asked(self) -> Conversation:
+    def asked(self, call: Call) -> Conversation:
         """The conversation. Raises ApiError."""
         for name, served in (("background", False), ("truncation", "disabled")):
             if getattr(self, name) not in (None, served):
@@ -164,8 +164,10 @@ class ResponseFields(OwnFields, kw_only=True):
         effort = None if self.reasoning is None else self.reasoning.effort
         arguments = {**thinking_arguments(effort), **object_of(self.chat_template_kwargs, "chat_template_kwargs")}
         first = [] if self.instructions is None else [ChatMessage("system", self.instructions)]
+        if first:
+            call.names["messages[0].content"] = "instructions"
         return conversation_of(
-            [*first, *_messages(self.input)],
+            [*first, *_messages(self.input, call.names, len(first))],
             [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
             arguments,
         )
@@ -180,6 +182,7 @@ class ResponseFields(OwnFields, kw_only=True):
             found["stop"] = self.stop
         if self.prompt_cache_key:
             found["routing_key"] = self.prompt_cache_key
+            call.names["routing_key"] = "prompt_cache_key"
         chosen = None if self.text is None else self.text.format
         if chosen is not None and chosen.type != "text":
             if self.guided is not None:
@@ -195,37 +198,47 @@ class ResponseFields(OwnFields, kw_only=True):
         return cast(GenerateOptions, found)
 
 
-def _messages(given: str | list[Item]) -> list[ChatMessage]:
+def _messages(given: str | list[Item], names: dict[str, str], before: int) -> list[ChatMessage]:
+    """`names` gets what the caller calls the messages, and the calls in them, behind `before` others."""
     if isinstance(given, str):
         return [ChatMessage("user", given)]
     if not given:
         raise wrong("input", "must have at least one element")
     check_count(len(given), "input")
     messages: list[ChatMessage] = []
-    thought: str | None = None  # belongs to the assistant's message behind it
+    thoughts: list[str] = []  # belong to the assistant's message behind them, or to the one that calls
     for index, item in enumerate(given):
         place = f"input[{index}]"
         if item.type == "reasoning":
-            thought = _text(item.content or item.summary or "", f"{place}.content", "reasoning_text", "summary_text")
+            said = item.content or item.summary or ""
+            if thought := _text(said, f"{place}.content", "reasoning_text", "summary_text"):
+                thoughts.append(thought)
             continue
         if item.type == "message":
             if item.role is None:
                 raise wrong(f"{place}.role", "is required", "missing_required_parameter")
             role = "system" if item.role == "developer" else item.role
-            is_answer = role == "assistant"
             text = _text(item.content or "", f"{place}.content")
-            messages.append(ChatMessage(role, text, reasoning_content=thought if is_answer else None))
-            thought = None if is_answer else thought
+            thought = "\n".join(thoughts) if role == "assistant" else ""
+            messages.append(ChatMessage(role, text, reasoning_content=thought or None))
+            thoughts = []
         elif item.type == "function_call":
-            call = ToolCall(item.name or "", item.arguments or "{}", item.call_id or "")
             follows = bool(messages) and messages[-1].role == "assistant"
-            said = messages.pop() if follows else ChatMessage("assistant", reasoning_content=thought)
-            thought = None
-            messages.append(dataclasses.replace(said, tool_calls=[*said.tool_calls, call]))
+            message = messages.pop() if follows else ChatMessage("assistant")
+            if message.reasoning_content:
+                thoughts.insert(0, message.reasoning_content)
+            names[f"messages[{before + len(messages)}].tool_calls[{len(message.tool_calls)}]"] = place
+            call = ToolCall(item.name or "", item.arguments or "{}", item.call_id or "")
+            calls = [*message.tool_calls, call]
+            messages.append(
+                dataclasses.replace(message, tool_calls=calls, reasoning_content="\n".join(thoughts) or None)
+            )
+            thoughts = []
         elif item.type == "function_call_output":
             messages.append(ChatMessage("tool", _text(item.output or "", f"{place}.output"), tool_call_id=item.call_id))
         else:
             raise wrong(f"{place}.type", f"is not served: {item.type[:40]!r}", "not_served")
+        names.setdefault(f"messages[{before + len(messages) - 1}]", place)
     return messages
 
 
@@ -241,6 +254,8 @@ def _text(content: str | list[Part], place: str, *kinds: str) -> str:
 def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
     if tool.type != "function":
         raise wrong(f"{place}.type", "must be 'function'", "not_served")
+    if not tool.name:
+        raise wrong(f"{place}.name", "must be a text that is not empty")
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -345,8 +360,8 @@ class Responses:
         """The answer."""
         call, fields = call_of(request), read_response(await body_of(request))
         call.stream = bool(fields.stream)
-        call.names["prompt"] = "input"
-        options, conversation = fields.generation(call), fields.asked()
+        call.names |= {"prompt": "input", "messages": "input"}
+        options, conversation = fields.generation(call), fields.asked(call)
         await self._upstream.check_model(fields.model, call)
         options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
         answer = _Answer(call, fields)

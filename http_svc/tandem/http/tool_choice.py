@@ -15,19 +15,19 @@ from tandem.http.fields import Json, is_given, object_of, text_of
 _WORDS = ("auto", "none", "required")
 
 
-def openai_choice(given: Json) -> ToolChoice:
-    """Reads OpenAI's, in either of its interfaces. Raises ApiError."""
+def openai_choice(given: Json) -> tuple[ToolChoice, bool]:
+    """Reads OpenAI's, in either of its interfaces. Returns whether it is one call of one tool, too. Raises ApiError."""
     if not is_given(given):
-        return "auto"
+        return "auto", False
     text = text_of(given)
     for word in _WORDS:
         if text == f'"{word}"':
-            return word
+            return word, False
     if not text.lstrip().startswith("{"):
         raise wrong("tool_choice", "must be 'auto', 'none', 'required' or an object")
     chosen = object_of(given, "tool_choice")
     if chosen.get("type") == "function":
-        return [_name(chosen, "tool_choice")]
+        return [_name(chosen, "tool_choice")], True
     if chosen.get("type") == "allowed_tools":
         allowed = chosen.get("allowed_tools", chosen)
         if not isinstance(allowed, Mapping) or allowed.get("mode") != "required":
@@ -35,7 +35,7 @@ def openai_choice(given: Json) -> ToolChoice:
         tools = allowed.get("tools")
         if not isinstance(tools, list) or not tools:
             raise wrong("tool_choice.tools", "must be a list of tools")
-        return [_name(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(tools)]
+        return [_name(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(tools)], False
     raise wrong("tool_choice.type", "must be 'function' or 'allowed_tools'", "not_served")
 
 
@@ -43,7 +43,10 @@ def called_options(call: Call, choice: Json, parallel: bool | None) -> dict[str,
     """Returns the keywords of the SDK for what OpenAI's interfaces ask of calls. Raises ApiError."""
     call.names.setdefault("guided", "tools")  # of what nobody else guides
     call.names["answer"] = "tool_choice"
-    return {"tool_choice": openai_choice(choice), **({} if parallel is None else {"parallel_tool_calls": parallel})}
+    chosen, is_single = openai_choice(choice)
+    if is_single:
+        parallel = False
+    return {"tool_choice": chosen, **({} if parallel is None else {"parallel_tool_calls": parallel})}
 
 
 def _name(tool: Any, place: str) -> str:
@@ -72,6 +75,11 @@ class AnthropicChoice(msgspec.Struct, forbid_unknown_fields=True):
                 raise wrong("tool_choice.name", "is required", "missing_required_parameter")
             return [self.name]
         raise wrong("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether there may be several calls: a tool that is named is called once."""
+        return self.type != "tool" and not self.disable_parallel_tool_use
 
 
 def thinking_arguments(effort: str | None) -> dict[str, Any]:
