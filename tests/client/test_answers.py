@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import typing
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -18,6 +19,7 @@ from tandem.client.answers import (
     without_first,
 )
 from tandem.client.conversations import chat_request, conversation_violations
+from tandem.client.errors import InvalidArgumentError
 from tandem.client.params import GenerateOptions
 from tandem.client.plan import make_plan
 from tandem.client.tools import run_tool, tool_schema
@@ -101,6 +103,32 @@ def test_the_schema_of_a_function_is_that_of_its_signature() -> None:
                 "required": ["place"],
             },
         },
+    }
+
+
+def test_a_function_whose_annotations_mean_nothing_is_named() -> None:
+    def lost(place: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
+        return str(place)
+
+    def odd(number: "1 +") -> str:  # type: ignore[valid-type]  # noqa: F722
+        return str(number)
+
+    for function in (lost, odd):
+        with pytest.raises(InvalidArgumentError) as caught:
+            make_plan(Conversation([ChatMessage("user", "x")]), {"tools": [function]}, None)
+        (violation,) = caught.value.violations
+        assert violation.field == "tools[0]"
+        assert violation.description.startswith(f"{function.__name__}: its annotations cannot be resolved")
+
+
+def test_containers_may_leave_open_what_is_in_them() -> None:
+    def take(some: typing.List, named: typing.Dict) -> None:  # type: ignore[type-arg]  # noqa: UP006
+        pass
+
+    properties = tool_schema(take)["function"]["parameters"]["properties"]
+    assert properties == {
+        "some": {"type": "array", "items": {}},
+        "named": {"type": "object", "additionalProperties": {}},
     }
 
 

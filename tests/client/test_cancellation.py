@@ -250,5 +250,6 @@ def test_a_client_belongs_to_one_event_loop() -> None:
         client._connect()
 
     asyncio.run(touch())
-    with pytest.raises(ConfigurationError, match="event loop"):
-        asyncio.run(use())
+    for foreign in (use, client.close, client.with_options(seed=1).close):
+        with pytest.raises(ConfigurationError, match="event loop"):
+            asyncio.run(foreign())

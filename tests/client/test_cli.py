@@ -181,6 +181,7 @@ def test_a_server_that_is_not_there_is_one_line(servers: ServersThread) -> None:
         ["detokenize"],
         ["status"],
         ["nothing"],
+        ["serve", "--http-flag=--log-level=info"],
         [],
     ],
 )

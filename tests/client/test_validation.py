@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from tandem.client import (
     AsyncClient,
     Choices,
     ConfigurationError,
+    ConnectionSettings,
     Encoding,
+    FailoverSettings,
     Grammar,
     InvalidArgumentError,
     JsonSchema,
@@ -25,7 +28,8 @@ from tandem.client import (
     Segment,
 )
 from tandem.client.plan import make_plan
-from tandem.client.validation import RULES, check
+from tandem.client.text_calls import decode_ids
+from tandem.client.validation import RULES, check, check_ids
 from tandem.inference.v1 import inference_pb2
 
 BIG = 2**64
@@ -138,6 +142,58 @@ def test_a_right_value_becomes_a_request(field: str, value: Any) -> None:
     plan = make_plan("Hi", {field.rpartition(".")[2]: value}, None)  # type: ignore[misc]
     assert list(plan.request([1], "").prompt_ids) == [1]
     assert plan.decode_open([1]) is not None
+
+
+@pytest.mark.parametrize("flag", [True, False, np.True_])
+@pytest.mark.parametrize("before", [[], [1], [5, 256, 0, 1], [1] * 5000])
+def test_a_flag_is_no_id(flag: Any, before: list[int]) -> None:
+    ids = [*before, flag, 7]
+    for prompt, options, field in [
+        (ids, {}, "prompt"),
+        (tuple(ids), {}, "prompt"),
+        ("Hi", {"stop_token_ids": ids[-256:]}, "stopping.stop_token_ids"),
+        ("Hi", {"allowed_ids": ids}, "sampling.allowed_ids"),
+    ]:
+        with pytest.raises(InvalidArgumentError) as caught:
+            make_plan(prompt, options, None)
+        (violation,) = caught.value.violations
+        place = min(len(before), 254) if "stop" in field else len(before)
+        assert violation.field == f"{field}[{place}]"
+    with pytest.raises(InvalidArgumentError, match=r" ids\["):
+        decode_ids(ids)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 256, 1, 0], [2**32 - 1, 1], range(3), array("I", [0, 1]), [np.int64(1)]])
+def test_small_ids_are_no_flags(ids: Any) -> None:
+    assert check_ids("ids", ids) == check_ids("ids", np.array(ids)) == []
+
+
+SETTINGS: list[tuple[type, str, list[Any]]] = [
+    (FailoverSettings, "attempts", ["3", -1, 1.5, True, None]),
+    *(
+        (FailoverSettings, name, ["1", -1, math.nan, True, None])
+        for name in ("restart_seconds", "initial_backoff_seconds", "max_backoff_seconds")
+    ),
+    *(
+        (ConnectionSettings, name, ["x", 0, -1, math.nan, math.inf, None])
+        for name in ("keepalive_seconds", "keepalive_timeout_seconds")
+    ),
+    (ConnectionSettings, "max_message_bytes", ["1", 0, -2, 2**31, 1.0, None]),
+    (ConnectionSettings, "resolve_seconds", ["1", 0, -1, math.nan, None]),
+    (ConnectionSettings, "probe_seconds", ["1", -1, math.nan, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "wrong"), SETTINGS)
+def test_settings_that_cannot_work_are_refused_where_they_are_made(kind: type, name: str, wrong: list[Any]) -> None:
+    for value in wrong:
+        with pytest.raises(ConfigurationError, match=f"^{name} must be an? "):
+            kind(**{name: value})
+
+
+def test_settings_may_be_extreme() -> None:
+    FailoverSettings(attempts=0, restart_seconds=math.inf, initial_backoff_seconds=0, max_backoff_seconds=np.float32(2))
+    ConnectionSettings(keepalive_seconds=2e6, max_message_bytes=-1, resolve_seconds=math.inf, probe_seconds=0).options()
 
 
 @pytest.mark.parametrize("value", [[""], ["x" * 1025], ["ä" * 513], ["\udc80"], ["ok", 7]])

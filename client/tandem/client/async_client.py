@@ -189,6 +189,7 @@ class AsyncClient(AsyncOperators, AsyncBatches):
             return
         if self._closed or forks.broken():
             return
+        self._check_loop()
         self._closed = True
         answers = list(self._answers)
         for answer in answers:
@@ -551,11 +552,14 @@ class AsyncClient(AsyncOperators, AsyncBatches):
             if self._worker_addresses:
                 self._pool = WorkerPool(self._worker_addresses, self._connection, self._credentials, self._metrics)
             self._loop = loop
-        elif self._loop is not loop:
+        self._check_loop()
+        return self._text_service, self._pool
+
+    def _check_loop(self) -> None:
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise ConfigurationError(
                 "an AsyncClient belongs to the event loop that used it first; make one for each loop"
             )
-        return self._text_service, self._pool
 
     def _check_open(self) -> None:
         if (self._root or self)._closed:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from pathlib import Path
 
 import grpc
@@ -12,6 +14,9 @@ import grpc.aio
 from tandem.client.errors import ConfigurationError
 
 ChannelOption = tuple[str, int | str]
+
+_SHORTEST, _LONGEST = 0.001, 2e6  # seconds that gRPC can express in milliseconds
+_MOST_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,14 @@ class ConnectionSettings:
     probe_seconds: float = 0.01
     channel_options: Sequence[ChannelOption] = ()  # gRPC's own; they replace ours
     interceptors: Sequence[grpc.aio.ClientInterceptor] = ()  # of every RPC, the first outermost
+
+    def __post_init__(self) -> None:
+        _check_number("keepalive_seconds", self.keepalive_seconds, _SHORTEST, _LONGEST)
+        _check_number("keepalive_timeout_seconds", self.keepalive_timeout_seconds, _SHORTEST, _LONGEST)
+        if self.max_message_bytes != -1:  # gRPC's word for no limit
+            _check_integer("max_message_bytes", self.max_message_bytes, 1, _MOST_BYTES)
+        _check_number("resolve_seconds", self.resolve_seconds, _SHORTEST)
+        _check_number("probe_seconds", self.probe_seconds, 0)
 
     def options(self) -> list[ChannelOption]:
         chosen: dict[str, int | str] = {
@@ -106,6 +119,11 @@ class FailoverSettings:
     initial_backoff_seconds: float = 0.2  # before the same server is asked again; doubles each time
     max_backoff_seconds: float = 2.0
 
+    def __post_init__(self) -> None:
+        _check_integer("attempts", self.attempts, 0)
+        for name in ("restart_seconds", "initial_backoff_seconds", "max_backoff_seconds"):
+            _check_number(name, getattr(self, name), 0)
+
     def backoff(self, attempt: int) -> float:
         """Returns the seconds to wait before attempt 1, 2, ..."""
         doubled = self.initial_backoff_seconds * 2.0 ** min(attempt - 1, 64)
@@ -130,6 +148,21 @@ def open_channel(
         options.append(("grpc.ssl_target_name_override", credentials.server_name))
     channel = credentials.channel or grpc.ssl_channel_credentials(*credentials.pem())
     return grpc.aio.secure_channel(address, channel, options=options, interceptors=connection.interceptors)
+
+
+def _check_number(name: str, value: object, low: float, high: float = math.inf) -> None:
+    """Raises ConfigurationError for what is not a number in this range; without `high` infinity is."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= float(value) <= high:
+        raise ConfigurationError(f"{name} must be a number {_range(low, high)}, not {value!r}")
+
+
+def _check_integer(name: str, value: object, low: int, high: float = math.inf) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
+        raise ConfigurationError(f"{name} must be an integer {_range(low, high)}, not {value!r}")
+
+
+def _range(low: float, high: float) -> str:
+    return f">= {low:g}" if high == math.inf else f"from {low:g} to {high:.10g}"
 
 
 def _check_token(token: object) -> None:

@@ -34,7 +34,11 @@ def tool_schema(tool: Tool) -> Mapping[str, Any]:
     for types that JSON has no words for."""
     if isinstance(tool, Mapping) or not callable(tool):
         return tool
-    signature, hints = inspect.signature(tool), get_type_hints(tool)
+    signature = inspect.signature(tool)
+    try:
+        hints = get_type_hints(tool)
+    except Exception as error:  # annotations that are strings are evaluated: anything may come of that
+        raise TypeError(f"{tool_name(tool)}: its annotations cannot be resolved: {error}") from error
     text = inspect.getdoc(tool) or ""
     said = dict(_ARGUMENT.findall(text))
     properties: dict[str, Any] = {}
@@ -70,9 +74,9 @@ def _schema(hint: Any, what: str) -> dict[str, Any]:
     if origin in (Union, UnionType):
         return {"anyOf": [_schema(each, what) for each in arguments]}
     if origin in (list, Sequence, set, frozenset):
-        return {"type": "array", "items": _schema(arguments[0], what)}
+        return {"type": "array", "items": _schema(arguments[0] if arguments else Any, what)}
     if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": _schema(arguments[1], what)}
+        return {"type": "object", "additionalProperties": _schema(arguments[1] if arguments else Any, what)}
     if is_typeddict(hint):
         fields = {name: _schema(each, what) for name, each in get_type_hints(hint).items()}
         return {"type": "object", "properties": fields, "required": sorted(hint.__required_keys__)}

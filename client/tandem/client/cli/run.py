@@ -16,7 +16,7 @@ from tandem.client.cli import options as o
 from tandem.client.cli.generate import stream_to_terminal
 from tandem.client.cli.generation_flags import GenerationFlags, with_generation_flags
 from tandem.client.cli.services import ServicePlan, find_model, interruptible, running_services
-from tandem.client.cli.terminal import errors, output, print_statistics, reporting_errors
+from tandem.client.cli.terminal import CommandError, errors, output, print_statistics, reporting_errors
 from tandem.client.environment import TOKENIZER_VARIABLE, WORKER_VARIABLE
 from tandem.client.params import GenerateOptions
 from tandem.client.types import GenerationResult
@@ -92,6 +92,8 @@ def serve(
 ) -> None:
     """Run both services in this terminal until Ctrl-C; their logs go to standard error."""
     with reporting_errors():
+        if http_port is None and http_flag:
+            raise CommandError("--http-flag is for the HTTP server, which --http-port starts", exit_code=2)
         folder, tokenizer_path = find_model(model, tokenizer)
         plan = ServicePlan(
             model=folder,
