@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation.costs import Costs, Free
 from tandem.worker.engine.stops import StopSequences
 from tandem.worker.engine.waiting import MAX_OVERTAKES
+from tandem.worker.model.work import Work
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 
 
@@ -33,11 +36,12 @@ class Driver:
         running: int = 8,
         *,
         overlap: bool = False,
+        checks: bool = True,
         costs: Costs | None = None,
     ) -> None:
         """What a step takes is not measured: drafts are free, or have these `costs`."""
         self.runner = CountingRunner(pages, page_size)
-        limits = SchedulerLimits(max_batch_tokens=budget, max_running=running)
+        limits = SchedulerLimits(max_batch_tokens=budget, max_running=running, checks=checks)
         self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap, costs=costs or Free())
         self.output: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finish] = {}
@@ -293,6 +297,63 @@ def test_broken_numbers_end_their_request_alone_and_leave_no_page_behind():
     driver.engine.submit(again)
     driver.run()
     assert driver.finished[2].statistics.cached_prompt_tokens == 0
+
+
+POISON = 40
+
+
+class SpoiltRunner(CountingRunner):
+    """One whose numbers break wherever a page has the poison, even where nobody looks at it."""
+
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
+        logits = super().forward(work, sampled)
+        row = 0
+        for item in work:
+            if (self.memory[item.pages] == POISON).any():
+                logits[row : row + item.samples] = torch.nan
+            row += item.samples
+        return logits
+
+
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, 39),  # first
+            st.integers(1, 30),  # prompt
+            st.integers(1, 6),  # output
+            st.integers(0, 12),  # step at which it arrives
+            st.one_of(st.none(), st.integers(0, 8)),  # steps until it is aborted
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    pages=st.integers(10, 40),
+    budget=st.integers(4, 12),
+    overlap=st.booleans(),
+    checks=st.booleans(),
+)
+def test_broken_numbers_are_shown_to_nobody_however_their_request_ends(requests, pages, budget, overlap, checks):
+    driver = Driver(pages=pages, page_size=4, budget=budget, running=4, overlap=overlap, checks=checks)
+    driver.runner = driver.engine._runner = SpoiltRunner(pages, 4)
+    driver.runner.jumps = True  # what comes behind a broken number
+    arrivals = {number: request[3] for number, request in enumerate(requests)}
+    aborts = {number: r[3] + r[4] for number, r in enumerate(requests) if r[4] is not None}
+    last = max([*arrivals.values(), *aborts.values()])
+    for step in range(1000):
+        for number, (first, prompt, output, *_) in enumerate(requests):
+            if arrivals[number] == step:
+                driver.engine.submit(counting_request(number, first, prompt, output))
+            if aborts.get(number) == step:
+                driver.engine.abort(number)
+        if not driver.engine.has_work and step > last:
+            break
+        driver.step()
+        assert POISON not in driver.runner.memory[list(driver.engine.table.chains.pages)]
+    for number, (first, prompt, output, *_) in enumerate(requests):
+        if first + prompt + output - 1 <= POISON:  # the last token is not computed
+            reason = driver.finished[number].reason
+            assert reason is FinishReason.MAX_TOKENS or (reason is FinishReason.CANCELLED and number in aborts)
+            assert driver.output[number] == counted(first, prompt, output)[: len(driver.output[number])]
 
 
 @pytest.mark.parametrize("include_stop", [False, True])

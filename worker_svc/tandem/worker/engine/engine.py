@@ -24,7 +24,7 @@ from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.in_flight import Flight, work
 from tandem.worker.engine.integrity import check_scheduler
-from tandem.worker.engine.outcome import End, Failure, decide, resume, take_tokens
+from tandem.worker.engine.outcome import BROKEN, End, Failure, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request, RequestStatistics
 from tandem.worker.engine.sampler import Sampled, SamplingTable
@@ -235,6 +235,8 @@ class Engine:
         for chunk in chunks:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
+        if unsound := self.scheduler.take_unsound():
+            self._runner.zero(unsound)
         self._copy(self.scheduler.take_copies())
         if states := self.scheduler.take_state_copies():
             self._runner.copy_states([copy.source for copy in states], [copy.target for copy in states])
@@ -255,6 +257,8 @@ class Engine:
             told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
             result.prompts = [scores for scores in flight.prompts if scores.number not in told]
         ends = self._collect(flight, result, time.monotonic())
+        checked = (chunk for chunk in flight.chunks if chunk.checked and not chunk.sound)
+        ends += [(chunk.request, BROKEN) for chunk in checked if not chunk.request.in_flight.ended]
         self.scheduler.land(flight.chunks)
         for chunk in flight.chunks:
             in_flight = chunk.request.in_flight
@@ -298,9 +302,13 @@ class Engine:
             row += chunk.samples
             if request.in_flight.ended:
                 self.scheduler.statistics.overlap_wasted_tokens += chunk.samples
-                request.in_flight.corrupted |= not all(finite[rows])
+                if all(finite[rows]):
+                    request.in_flight.sound = request.num_computed
+                else:
+                    request.in_flight.corrupted = True
                 continue
             taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], flight.exhausted[rows])
+            chunk.sound = end is None or not end.broken
             keep.extend(range(rows.start, rows.start + taken))
             numbers.extend([request.number] * taken)
             if not request.statistics.first_token:
@@ -330,10 +338,7 @@ class Engine:
 
     def _remove(self, request: Request) -> None:
         """Frees what an ended request holds."""
-        corrupted = request.in_flight.corrupted
-        dropped = self.scheduler.remove(request, discard=corrupted or request.sharing.private)
-        if corrupted:  # a masked NaN would still poison the next owner
-            self._runner.zero(dropped)
+        self.scheduler.remove(request, discard=request.in_flight.corrupted or request.sharing.private)
         self._sampling.free(request)
         self._speculation.forget(request)
         self.grammars.close(request)

@@ -84,12 +84,21 @@ class Flight:
         for chunk in sampling:
             chunk.request.in_flight.row = row
             row += chunk.samples
+        self._check(logits)
         self.prompts, logits = score_prompts(self.chunks, logits)
         if kept is not None:
             logits = logits[torch.from_numpy(kept).to(logits.device)]
         if sampling:
             self.tokens = launch(logits, _rows(sampling, masks), table)
         self._busy = logits.is_cuda and not idle and not self.prompts
+
+    def _check(self, logits: torch.Tensor) -> None:
+        """Looks at the logits of what is checked and of what was dropped, which nobody samples."""
+        row = 0
+        for chunk in self.chunks:
+            row += chunk.logits
+            if chunk.checked or (chunk.dropped and not logits.is_cuda):
+                chunk.sound = bool(logits[row - 1].isfinite().all())
 
 
 def work(chunk: Chunk) -> Work:

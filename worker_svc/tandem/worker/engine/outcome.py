@@ -43,7 +43,7 @@ class End:
     broken: bool = False  # the request's keys and values are not to be shown to anybody
 
 
-_BROKEN = End(Failure.ERROR, detail="the model's logits are not finite", broken=True)
+BROKEN = End(Failure.ERROR, detail="the model's logits are not finite", broken=True)
 _IMPOSSIBLE = End(Failure.IMPOSSIBLE, detail="allowed and banned ids and sequences leave no token that could come next")
 
 
@@ -63,7 +63,7 @@ def take_tokens(
     taken = 0
     for place, token in enumerate(sampled):
         if not finite[place]:
-            return taken, _BROKEN
+            return taken, BROKEN
         if exhausted[place]:
             return taken, End(FinishReason.GRAMMAR_END)
         if not possible[place]:

@@ -129,6 +129,7 @@ class InFlight:
     waits: bool = False  # no step is launched with the request before what is pending is known
     ended: bool = False  # and told; only its steps in flight are waited for
     corrupted: bool = False  # its keys and values are not to be shown to anybody
+    sound: int = 0  # tokens whose keys and values are known to be finite, and may be shown
 
 
 @dataclass(slots=True, eq=False)

@@ -47,6 +47,7 @@ class SchedulerLimits:
     max_batch_tokens: int
     max_running: int
     crowd: int | None = None  # decodes of `fairness.rest`; None: nobody rests
+    checks: bool = True  # behind a chunk nothing is sampled of: whether its numbers are finite. On a GPU it is waited for
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
@@ -61,20 +62,24 @@ class SchedulerLimits:
 @dataclass(slots=True, eq=False)
 class Chunk:
     """`length` tokens of `request` from `start` on, of which the logits of the last `samples` are wanted: 1 if they
-    reach its last token, so that the next is drawn, and one more for each of its drafts; else 0."""
+    reach its last token, so that the next is drawn, and one more for each of its drafts; else 0.
+
+    What has no finite number makes none of all that follows finite. So the last token's logits tell of all before."""
 
     request: Request
     start: int
     length: int
     samples: int
     scores: bool = False  # the logits of all its tokens are wanted, for the logprobs of the prompt
+    checked: bool = False  # those of its last token are wanted to see that they are finite, where nothing is sampled
     state: StateStep | None = None  # of a sequence that has a state
     dropped: bool = False  # by `Scheduler.drop`
+    sound: bool = False  # once its last token's logits were seen to be finite
 
     @property
     def logits(self) -> int:
         """Returns how many of its last tokens' logits are wanted."""
-        return self.length if self.scores else self.samples
+        return self.length if self.scores else self.samples or int(self.checked)
 
 
 @dataclass(slots=True)
@@ -114,6 +119,7 @@ class Scheduler:
     requests: dict[int, Request] = field(default_factory=dict)  # running and waiting, by number
     _copies: list[PageCopy] = field(default_factory=list)
     _state_copies: list[StateCopy] = field(default_factory=list)
+    _unsound: list[int] = field(default_factory=list)  # free pages whose numbers may not be finite
     _lacking: tuple[Request, int] | None = None  # the waiting request that did not fit, and how many pages it wanted
     _admitted: set[int] = field(default_factory=set)  # numbers, in the step that is being scheduled
     _arrivals: int = 0
@@ -173,11 +179,14 @@ class Scheduler:
     def _release(self, request: Request, *, discard: bool = False) -> list[int]:
         assert request.pages is not None
         request.count_pages()
+        sound = request.in_flight.sound
         if not discard:
             # The token that ended it may be in flight, though nobody asked for what follows.
-            computed = min(request.num_computed, request.num_tokens - 1)
+            computed = min(request.num_computed, request.num_tokens - 1, sound)
             self.table.publish_tail(request.pages, request.tokens, computed)
         dropped = self.table.close(request.pages, discard=discard)
+        if request.in_flight.corrupted or request.num_computed > sound:
+            self._unsound += dropped
         request.pages = None
         return dropped
 
@@ -272,7 +281,9 @@ class Scheduler:
             length = length if length > 0 else left
         self._make_room(request, start + length, budget)
         if request.pages is not None:
-            budget.spend(Chunk(request, start, length, int(length == request.owed), request.scoring))
+            samples = int(length == request.owed)
+            checked = self.limits.checks and not samples
+            budget.spend(Chunk(request, start, length, samples, request.scoring, checked))
             self.fairness.charge(request, start + length)
 
     def _admission(self, request: Request, budget: Budget) -> bool:
@@ -326,6 +337,12 @@ class Scheduler:
         copies, self._copies = self._copies, []
         return copies
 
+    def take_unsound(self) -> list[int]:
+        """Returns the free pages that are to be cleared before anything is copied or computed: a NaN that is masked
+        would still spoil what their next owner computes."""
+        unsound, self._unsound = self._unsound, []
+        return unsound
+
     def take_state_copies(self) -> list[StateCopy]:
         """Returns the states to be copied at the same time, in this order."""
         copies, self._state_copies = self._state_copies, []
@@ -333,7 +350,8 @@ class Scheduler:
 
     def land(self, chunks: list[Chunk]) -> None:
         """Records that the step is done and its tokens are appended: they are no longer pending, and what is known of
-        its chunks is published. Rejected drafts are not what is known, and their keys and values count for nothing."""
+        its sound chunks is published. Rejected drafts are not what is known, and their keys and values count for
+        nothing."""
         self.statistics.steps += 1
         size = self.table.page_size
         for chunk in chunks:
@@ -349,6 +367,9 @@ class Scheduler:
             if computed > known:
                 computed = known
             request.statistics.forward_passes += 1
+            if not chunk.sound:
+                continue
+            in_flight.sound = computed
             if computed // size > request.pages.published:
                 self.table.publish(request.pages, request.tokens, computed)
 
@@ -388,7 +409,7 @@ class Scheduler:
         assert request.number not in self._admitted, "what it shares is not copied yet"
         self.running.remove(request)
         self._release(request)
-        request.num_computed = request.drafts = 0
+        request.num_computed = request.in_flight.sound = request.drafts = 0
         if request.matcher is not None:
             request.matcher.held = False
         request.statistics.preemptions += 1
@@ -430,7 +451,7 @@ class Scheduler:
             self._copies.append(PageCopy(filled.get(pages.similar.page, pages.similar.page), target))
         if (copy := self.table.seat(pages)) is not None:
             self._state_copies.append(copy)
-        request.num_computed = cached = pages.found_tokens
+        request.num_computed = request.in_flight.sound = cached = pages.found_tokens
         request.turn.charged = max(request.turn.charged, cached)
         self._admitted.add(request.number)
         if not request.statistics.preemptions:

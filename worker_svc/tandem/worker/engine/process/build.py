@@ -202,6 +202,7 @@ def _engine(
             max_batch_tokens=config.step_tokens,
             max_running=most,
             crowd=CPU_CROWD if runner.device.type == "cpu" else None,
+            checks=runner.device.type == "cpu",
         ),
         grammars=_grammars(config, checkpoint.config.vocab_size, sorted(checkpoint.eos_ids), ranks),
         draft_runner=draft,
