@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -70,8 +71,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(self.traced(obj), attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Looks for a plain name, which Python's attributes have; keys are the same in both."""
-        return super().getitem(self.traced(obj), self.texts.plain(argument) if isinstance(argument, str) else argument)
+        """Returns an item, or an attribute, for which Python knows plain names alone."""
+        obj = self.traced(obj)
+        with suppress(TypeError, LookupError):
+            return obj[argument]
+        name = self.texts.plain(argument) if isinstance(argument, str) else argument
+        return super().getitem(obj, name if isinstance(name, str) and name.isascii() else argument)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - Jinja's
         found = super().call(__context, __obj, *args, **kwargs)

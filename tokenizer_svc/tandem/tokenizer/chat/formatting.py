@@ -25,7 +25,8 @@ def percent(private: str, plain: str, values: Any, alphabet: Alphabet) -> str:
         if found is None:
             raise ValueError("incomplete or unsupported format")
         at = found.end()
-        parts.append(_converted(found, arguments, alphabet, str.__getitem__(private, at - 1)))
+        key = None if found["key"] is None else private[slice(*found.span("key"))]
+        parts.append(_converted(found, key, arguments, alphabet, str.__getitem__(private, at - 1)))
     parts.append(str.__getitem__(private, slice(at, None)))
     arguments.check()
     return "".join(parts)
@@ -57,14 +58,14 @@ class _Arguments:
             raise TypeError("not all arguments converted during string formatting")
 
 
-def _converted(found: re.Match[str], arguments: _Arguments, alphabet: Alphabet, sign: str) -> str:
+def _converted(found: re.Match[str], key: str | None, arguments: _Arguments, alphabet: Alphabet, sign: str) -> str:
     """Returns what stands for one conversion; `sign` is its last character as it stands in the private text."""
     kind, precision = found["type"], found["precision"]
     if kind == "%":
         return sign
     given = [arguments.next()] if found["width"] == "*" else []
     given += [arguments.next()] if precision == "*" else []
-    value = arguments.next() if found["key"] is None else arguments.named(found["key"])
+    value = arguments.next() if key is None else arguments.named(key)
     form = f"%{found['flags']}{found['width'] or ''}{'' if precision is None else '.' + precision}"
     if kind == "s":
         return _padded(form, given, str(value))

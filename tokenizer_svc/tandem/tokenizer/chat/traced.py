@@ -305,6 +305,9 @@ class SafeTraced(Markup, Traced):
     def __str__(self) -> Any:
         return str.__new__(self._class, str.__getitem__(self, slice(None)))
 
+    def __repr__(self) -> str:
+        return self._alphabet.write(f"Markup({self._plain!r})", self._alphabet.origin_of(self))
+
     def __iter__(self) -> Iterator[Any]:
         return iter(str(self))
 
