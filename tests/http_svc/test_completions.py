@@ -146,9 +146,9 @@ def test_control_tokens_of_a_prompt_are_text_unless_the_caller_says_else(stack: 
 
 
 def test_tokens_and_text_lead_to_each_other(stack: Stack) -> None:
-    told = stack.post("/tokenize", model="demo", prompt="O, é!", return_token_strs=True)
-    assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == 512
-    assert stack.post("/detokenize", tokens=told["tokens"][1:]) == {"prompt": "O, é!"}
+    told = stack.post("/tokenize", model="demo", prompt="O, é! 🎭", return_token_strs=True)
+    assert told["count"] == len(told["tokens"]) and told["max_model_len"] == 512
+    assert stack.post("/detokenize", tokens=told["tokens"][1:]) == {"prompt": "O, é! 🎭"}
     refused = httpx.post(f"{stack.url}/detokenize", json={"tokens": [1, 9999]}, timeout=60).json()["error"]
     assert refused["param"] == "tokens[1]" and refused["message"].startswith("tokens[1] ")
     info = httpx.get(f"{stack.url}/tokenizer_info", timeout=60).json()
@@ -172,6 +172,15 @@ async def test_the_texts_of_many_tokens_let_others_run() -> None:
             await asyncio.sleep(0)
 
     other = asyncio.create_task(turn())
-    assert await texts_of([b"x"] * 100_000) == ["x"] * 100_000
+    assert await texts_of([1] * 100_000, [b"x", b"y"]) == ["y"] * 100_000
     other.cancel()
     assert turns > 10
+
+
+async def test_the_texts_of_tokens_are_the_sdk_s(stack: Stack) -> None:
+    text = "O, é! 🎭 </s>"
+    async with stack.client() as sdk:
+        pieces = (await sdk.encode(text, pieces=True, special_tokens="parse")).pieces
+    told = stack.post("/tokenize", prompt=text, return_token_strs=True, special_tokens="parse")["token_strs"]
+    assert told == [piece.decode("utf-8", "replace") for piece in pieces]
+    assert (told[0], told[-1]) == ("<s>", "</s>")

@@ -17,7 +17,7 @@ from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, decoder
 from tandem.http.upstream import Upstream
 
-_AT_ONCE = 4096  # pieces: a millisecond
+_AT_ONCE = 4096  # tokens: a millisecond
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -76,7 +76,6 @@ class Tokens:
         if fields.model:
             await self._upstream.check_model(fields.model, call)
         options: dict[str, Any] = {"tokenizer": self._upstream.tokenizer, **call.options}
-        options["pieces"] = fields.return_token_strs
         encoding: Encoding
         if fields.messages is not None:
             conversation = conversation_in(fields)  # type: ignore[arg-type]  # its messages are not None
@@ -87,6 +86,10 @@ class Tokens:
                 options["special_tokens"] = fields.special_tokens
             options["add_special"] = fields.add_special_tokens
             encoding = await self._upstream.client.encode(fields.prompt, **options)
+        texts = None
+        if fields.return_token_strs:
+            # What each id decodes to is known here: the service would send it for each token of the text.
+            texts = await texts_of(encoding.ids, (await self._upstream.vocabulary()).pieces)
         models = await self._upstream.models()
         model = models.get(fields.model) or next(iter(models.values()), None)
         return _json(
@@ -94,7 +97,7 @@ class Tokens:
                 count=len(encoding),
                 max_model_len=None if model is None else model.context_length,
                 tokens=encoding.ids,
-                token_strs=await texts_of(encoding.pieces) if fields.return_token_strs else None,
+                token_strs=texts,
             )
         )
 
@@ -124,11 +127,11 @@ class Tokens:
         return _json(Detokenized(text))
 
 
-async def texts_of(pieces: Sequence[bytes]) -> list[str]:
+async def texts_of(ids: Sequence[int], pieces: Sequence[bytes]) -> list[str]:
     """Lets others run meanwhile where there are many."""
     texts: list[str] = []
-    for begin in range(0, len(pieces), _AT_ONCE):
-        texts += [piece.decode("utf-8", "replace") for piece in pieces[begin : begin + _AT_ONCE]]
+    for begin in range(0, len(ids), _AT_ONCE):
+        texts += [pieces[each].decode("utf-8", "replace") for each in ids[begin : begin + _AT_ONCE]]
         await asyncio.sleep(0)
     return texts
 
