@@ -39,7 +39,8 @@ BERT: dict[str, Any] = {
 
 STRIP = {"type": "Strip", "strip_left": False, "strip_right": True}
 MERGE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
-IN_WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
+SPLIT = {"type": "WhitespaceSplit"}
+IN_WORDS: dict[str, Any] = {"type": "Sequence", "pretokenizers": [SPLIT, METASPACE]}
 
 
 def map_of(**characters: str) -> str:
@@ -189,9 +190,9 @@ SERVED: dict[str, Served] = {
     },
     **{
         f"merged white space, {name}": (
-            unigrams("▁", "a"),
+            unigrams("▁", "a", "a▁a"),
             {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": cut},
-            ["a  ", " a", "  a", "a  a\n", "\ta\u3000 a", "  ", "\n"],
+            ["a  ", " a", "  a", "a  a\n", "\ta\u3000 a", "  ", "\n", "\u200ba", "\x01a"],
         )
         for name, steps, cut in (
             ("stripped", [MAPPED, STRIP, MERGE], METASPACE),
@@ -199,6 +200,11 @@ SERVED: dict[str, Served] = {
             ("words", [MAPPED, MERGE | {"content": " "}], IN_WORDS),
             ("words alone", [MAPPED], IN_WORDS),
             ("no prefix", [MAPPED, STRIP, MERGE], NEVER),
+            (
+                "words, which Metaspace leaves",
+                [MAPPED],
+                IN_WORDS | {"pretokenizers": [SPLIT, METASPACE | {"split": False}]},
+            ),
         )
     },
     "signs that are a prefix": (
@@ -255,6 +261,11 @@ REFUSED: dict[str, Refused] = {
         {"pre_tokenizer": NEVER},
         "model.vocab lacks '▁'",
     ),
+    "a normal form behind a map": (
+        unigrams("▁", "a"),
+        {"normalizer": {"type": "Sequence", "normalizers": [MAPPED, {"type": "NFKC"}]}, "pre_tokenizer": METASPACE},
+        "the normalizer NFKC",
+    ),
     "white space merged before it is stripped": (
         unigrams("▁", "a"),
         {"normalizer": {"type": "Sequence", "normalizers": [MAPPED, MERGE, STRIP]}, "pre_tokenizer": METASPACE},
@@ -303,7 +314,7 @@ def test_long_added_tokens_take_little_memory_and_time(tmp_path: Path) -> None:
     check(tmp_path, pairs(BYTES), {"pre_tokenizer": BYTE_LEVEL, "added_tokens": long}, ["ab" * 10_000 + "a"])
     assert tracemalloc.get_traced_memory()[1] < 60_000_000
     tracemalloc.stop()
-    nested = [token(255 + length, "a" * length) for length in range(2, 3000)]
+    nested = [token(255 + length, "a" * length) for length in range(2, 1200)]
     with pytest.raises(FormatError, match="begin with one another"):
         load_tokenizer(written(tmp_path, pairs(BYTES), {"pre_tokenizer": BYTE_LEVEL, "added_tokens": nested}))
 

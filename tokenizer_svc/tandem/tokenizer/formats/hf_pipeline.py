@@ -259,13 +259,13 @@ class _Metaspace:
     def normalize(self, step: Step) -> None:
         pipeline = self._pipeline
         match step["type"]:
-            case form if form in STEPS and pipeline.space_prefix == "never" and not pipeline.replaces_spaces:
+            case form if form in STEPS and pipeline.space_prefix == "never" and not self._is_mapped():
                 pipeline.forms += (form,)
             case "Prepend" if step["prepend"] == _SPACE and pipeline.space_prefix == "never":
                 pipeline.space_prefix = "prepend"
             case "Replace" if step["pattern"] == {"String": " "} and step["content"] == _SPACE:
                 pipeline.replaces_spaces = True
-            case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces and not self._is_changed():
+            case "Precompiled" if not self._is_mapped() and not self._is_changed():
                 pipeline.charsmap = step["precompiled_charsmap"]
             case "Replace" if (
                 not pipeline.forms and step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE)
@@ -276,6 +276,10 @@ class _Metaspace:
                 self._strips = True
             case _:
                 raise _refusal("normalizer", step)
+
+    def _is_mapped(self) -> bool:
+        """Tells whether characters have been mapped, or spaces replaced: other steps would see the result."""
+        return self._pipeline.charsmap is not None or self._pipeline.replaces_spaces
 
     def _is_changed(self) -> bool:
         """Tells whether a step has already changed the text that a map of characters would see."""
@@ -304,6 +308,7 @@ class _Metaspace:
         if pipeline.space_prefix == "never":
             pipeline.space_prefix = self._scheme
         pipeline.metaspace = pipeline.metaspace or pipeline.replaces_spaces
+        pipeline.cuts_at_spaces |= self._words
         # White space merges where both the ends are stripped and what is within, of the spaces that a map makes of it.
         pipeline.merges_white_space = self._words or (self._merges and self._strips)
         mapped = pipeline.charsmap is not None and not pipeline.replaces_spaces

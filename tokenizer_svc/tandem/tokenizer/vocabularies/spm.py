@@ -48,7 +48,6 @@ class SpmVocabulary:
             ]
         )
         spec = model.normalizer_spec
-        self._is_mapped = bool(spec.precompiled_charsmap)
         # Without a piece for it, a space is spelt by the three bytes of U+2581.
         has_space = any(piece.piece == SPACE and piece.type in _OF_TEXT for piece in model.pieces)
         self._keeps_text = has_space and not (
@@ -66,7 +65,7 @@ class SpmVocabulary:
 
     def first_of(self, text: str) -> str:
         """Returns the first character of the text that the model sees, or nothing where it drops all of it."""
-        return self._processors.first_of(text) if self._is_mapped else text[:1]
+        return self._processors.first_of(text)
 
     def encode(self, text: str) -> Ids:
         if self._merger is not None:
@@ -101,6 +100,7 @@ class Processors:
         """`prefixed`: callers put a space in front of text that does not go on from another one."""
         model.normalizer_spec.add_dummy_prefix = False
         self._going_on = self._beginning = SentencePieceProcessor(model_proto=model.SerializeToString())
+        self._mapping = _mapping(model)
         if prefixed and model.normalizer_spec.remove_extra_whitespaces:
             model.normalizer_spec.add_dummy_prefix = True
             self._beginning = SentencePieceProcessor(model_proto=model.SerializeToString())
@@ -108,12 +108,30 @@ class Processors:
 
     def of(self, text: str) -> SentencePieceProcessor:
         """Returns the one that encodes a text."""
-        return self._beginning if text[:1].isspace() else self._going_on
+        if self._beginning is self._going_on or "!" <= text[:1] <= "~":
+            return self._going_on
+        return self._beginning if self.first_of(text) == " " else self._going_on
 
     def first_of(self, text: str) -> str:
         """Returns the first character that the model's map makes of a text, or nothing where it drops all of it."""
-        found: str = self._going_on.Normalize(text[:_SEEN]) or self._going_on.Normalize(text[_SEEN:])
+        if self._mapping is None:
+            return text[:1]
+        found: str = self._mapping.Normalize(text[:_SEEN]) or self._mapping.Normalize(text[_SEEN:])
         return found[:1]
+
+
+def _mapping(model: ModelProto) -> SentencePieceProcessor | None:
+    """Returns a processor that only maps characters as the model does, if it does."""
+    if not model.normalizer_spec.precompiled_charsmap:
+        return None
+    alone = ModelProto()
+    alone.trainer_spec.model_type = alone.trainer_spec.UNIGRAM
+    alone.normalizer_spec.CopyFrom(model.normalizer_spec)
+    for flag in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
+        setattr(alone.normalizer_spec, flag, False)
+    alone.pieces.add(piece="<unk>", type=TokenType.UNKNOWN)
+    alone.pieces.add(piece="a", type=TokenType.NORMAL)
+    return SentencePieceProcessor(model_proto=alone.SerializeToString())
 
 
 def normalizer_behaviour(model: ModelProto) -> bytes:

@@ -24,12 +24,11 @@ class UgmVocabulary:
             raise ValueError("the SentencePiece model is not of type UNIGRAM")
         self._normalizer = normalizer_behaviour(model)
         self._byte_fallback = model.trainer_spec.byte_fallback
-        self._is_mapped = bool(model.normalizer_spec.precompiled_charsmap)
         self._processors = Processors(model, prefixed=prefixed)
 
     def first_of(self, text: str) -> str:
         """Returns the first character of the text that the model sees, or nothing where it drops all of it."""
-        return self._processors.first_of(text) if self._is_mapped else text[:1]
+        return self._processors.first_of(text)
 
     def encode(self, text: str) -> Ids:
         return ids_of(self._processors.of(text).EncodeAsIds(text))
