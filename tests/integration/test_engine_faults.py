@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.client import AsyncClient, FailoverSettings, QuarantinedError
 from tandem.inference.v1 import admin_pb2
+from tandem.inference.v1 import inference_pb2 as pb
 from tandem.worker.front.quarantine import SUSPICIONS_KEY
 from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker
 
@@ -272,3 +273,35 @@ async def test_a_deadly_request_among_many_is_found_and_only_it_is_lost(
 
 async def engine_restarts(worker: Worker) -> int:
     return (await worker.admin.GetServer(admin_pb2.GetServerRequest())).engine_restarts
+
+
+async def test_a_request_that_waits_for_its_turn_can_be_aborted(random_llama: Path, tmp_path: Path):
+    suspected = ((SUSPICIONS_KEY, "1"),)
+    async with running_worker(tmp_path, "--model", str(random_llama)) as worker:
+        engine = engine_of(worker)
+        engine.suspend()
+        holder = worker.inference.Generate(greedy([1, 5], 1, request_id="holder"), metadata=suspected)
+        await holder.read()
+        waiting = worker.inference.Generate(greedy([1, 6], 1, request_id="waiting"), metadata=suspected)
+        while not list((await worker.inference.Abort(pb.AbortRequest(request_ids=["waiting"]))).aborted_ids):
+            assert not waiting.done()
+        messages = await rest(waiting)
+        assert messages[-1].finished.reason == pb.FINISH_REASON_CANCELLED
+        engine.resume()
+        assert (await rest(holder))[-1].finished.reason == pb.FINISH_REASON_MAX_TOKENS
+
+
+async def test_a_suspected_request_whose_reader_does_not_read_keeps_nobody_from_a_turn(
+    random_llama: Path, tmp_path: Path
+):
+    suspected = ((SUSPICIONS_KEY, "1"),)
+    output = pb.OutputOptions(prompt_logprobs=True, logprob_ids=range(128), top_logprobs=64)
+    longer = ("--rope-scale", "8", "--context-length", "4096")  # so long that the answer is more than is sent unread
+    async with running_worker(tmp_path, "--model", str(random_llama), *longer) as worker:
+        stuck = worker.inference.Generate(greedy([7] * 4000, 0, output=output), metadata=suspected)
+        await stuck.read()
+        await worker.settled()
+        answer = await rest(worker.inference.Generate(greedy([1, 5], 3), metadata=suspected, timeout=60))
+        assert answer[-1].finished.reason == pb.FINISH_REASON_MAX_TOKENS
+        assert not stuck.done()
+        stuck.cancel()

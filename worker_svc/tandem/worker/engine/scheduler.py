@@ -47,7 +47,9 @@ class SchedulerLimits:
     max_batch_tokens: int
     max_running: int
     crowd: int | None = None  # decodes of `fairness.rest`; None: nobody rests
-    checks: bool = True  # behind a chunk nothing is sampled of: whether its numbers are finite. On a GPU it is waited for
+    checks: bool = (
+        True  # behind a chunk nothing is sampled of: whether its numbers are finite. On a GPU it is waited for
+    )
 
     def __post_init__(self) -> None:
         if self.max_running < 1:

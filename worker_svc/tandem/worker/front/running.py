@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.common.tracing import exemplar
 from tandem.inference.v1 import inference_pb2 as pb
@@ -24,12 +27,29 @@ class Running:
     key: bytes  # `digest` of the request, where that was needed
     suspicions: int  # engines that died in its first step
     submitted: bool = False
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)  # before it was submitted
     exemplar: dict[str, str] | None = field(default_factory=exemplar)  # its trace, for histograms
 
     @property
     def begun(self) -> bool:
         """Tells whether the request has a token."""
         return any(stream.sent or stream.pending for stream in self.streams)
+
+
+async def done_unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Does the work, unless the event comes first, by which it is cancelled; returns whether it was done. Raises what
+    the work raises."""
+    task, other = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((task, other), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in (task, other):
+            each.cancel()
+        await asyncio.gather(task, other, return_exceptions=True)
+    if task.cancelled():
+        return False
+    task.result()
+    return True
 
 
 def request_digest(request: pb.GenerateRequest) -> bytes:

@@ -34,11 +34,13 @@ from tandem.common.run_service import Lifecycle
 from tandem.common.turns import Turns
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.child import EngineChild
 from tandem.worker.engine.process.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
 from tandem.worker.engine.process.messages import Ended, EngineInfo, Pages, Step, Submit, Vocabulary
+from tandem.worker.engine.request import RequestStatistics
 from tandem.worker.front.admin import OPERATOR_METHODS, admin_servicer
 from tandem.worker.front.admission import Admission
 from tandem.worker.front.gateway.page_feed import PageFeed
@@ -47,7 +49,7 @@ from tandem.worker.front.inference_servicer import InferenceServicer
 from tandem.worker.front.limits import request_limits
 from tandem.worker.front.metrics import WorkerMetrics
 from tandem.worker.front.quarantine import Probation, Quarantine
-from tandem.worker.front.running import Running, request_digest
+from tandem.worker.front.running import Running, done_unless, request_digest
 from tandem.worker.front.streams import OutputStream
 from tandem.worker.front.supervisor import EngineSupervisor
 from tandem.worker.front.tokenizer_check import TokenizerCheck, read_peer_files
@@ -304,6 +306,9 @@ class WorkerService:
                 logger.warning("request %s ended: its guide reached a limit", running.request_id)
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds, running.exemplar)
             if all(each.over for each in running.streams):
+                # Its reader may be slow, and others wait for the turn.
+                self._suspected.pop(running.streams[0].number, None)
+                self._probation.leave(running)
                 self.worker_metrics.all_finished(max(each.sent + each.pending for each in running.streams))
 
     # --- draining
@@ -389,19 +394,38 @@ class WorkerService:
         self._running[request_id] = running
         self._by_stream.update((stream, running) for stream in streams)
         try:
-            if submit.guide is not None:
-                await self._compile(submit, request_id, caller)
-            if suspicions:
-                await self._probation.enter(running)
-                self._suspected[submit.number] = running
-            if self.refusing:
-                raise draining()
-            self.supervisor.submit(submit, streams)
-            running.submitted = True
+            if submit.guide is None and not suspicions:
+                self._submit(running, submit)
+            elif not await done_unless(running.aborted, self._prepare(running, submit)):
+                self._end_aborted(running)
+            elif running.aborted.is_set():  # in the same turn
+                self.supervisor.abort(streams)
         except BaseException:
             self.close(running)
             raise
         return running, submit
+
+    async def _prepare(self, running: Running, submit: Submit) -> None:
+        """Submits a request once its guide is compiled and, if it is suspected, its turn has come."""
+        if submit.guide is not None:
+            await self._compile(submit, running.request_id, running.caller)
+        if running.suspicions:
+            await self._probation.enter(running)
+            self._suspected[submit.number] = running
+        self._submit(running, submit)
+
+    def _submit(self, running: Running, submit: Submit) -> None:
+        if self.refusing:
+            raise draining()
+        self.supervisor.submit(submit, running.streams)
+        running.submitted = True
+
+    def _end_aborted(self, running: Running) -> None:
+        """Ends a request that the engine has never seen."""
+        for stream in running.streams:
+            cancelled = Ended(stream.number, FinishReason.CANCELLED, None, None, 0, RequestStatistics(), "")
+            stream.end(cancelled)
+            self.request_ended(stream, cancelled)
 
     def _check_whole(self) -> None:
         """Refuses one more request that is told the logprobs of the whole vocabulary, where there are enough."""
@@ -483,7 +507,10 @@ class WorkerService:
         running = (self._running.get(request_id) for request_id in dict.fromkeys(request_ids))
         found = [each for each in running if each is not None and (everybodys or each.caller == caller)]
         for each in found:
-            self.supervisor.abort(each.streams)
+            if each.submitted:
+                self.supervisor.abort(each.streams)
+            else:
+                each.aborted.set()
         return [each.request_id for each in found]
 
 
