@@ -13,6 +13,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_title
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -121,8 +122,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return call
 
     def _title(self, value: Any) -> Any:
-        from jinja2.filters import do_title
-
         text = self.traced(value if isinstance(value, str) else str(value))
         return text._aligned(do_title(text._plain), str.title)
 

@@ -61,7 +61,7 @@ class _Arguments:
 def _converted(found: re.Match[str], key: str | None, arguments: _Arguments, alphabet: Alphabet, sign: str) -> str:
     """Returns what stands for one conversion; `sign` is its last character as it stands in the private text."""
     kind, precision = found["type"], found["precision"]
-    if kind == "%":
+    if found[0] == "%%":
         return sign
     given = [arguments.next()] if found["width"] == "*" else []
     given += [arguments.next()] if precision == "*" else []

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from markupsafe import Markup, escape
 
+from tandem.tokenizer.chat.formatting import percent
 from tandem.tokenizer.chat.origin import Alphabet, Origin
 
 _ESCAPED = re.compile("[&<>'\"]")
@@ -133,8 +134,6 @@ class Traced(str):
         return self._again(str.__mul__(self, count))
 
     def __mod__(self, values: Any) -> Any:
-        from tandem.tokenizer.chat.formatting import percent  # which works with such texts
-
         return self._again(percent(self, self._plain, values, self._alphabet))
 
     def __rmod__(self, form: str) -> Any:
