@@ -120,7 +120,7 @@ def test_a_tokenizer_of_another_class_is_refused_by_name(tmp_path: Path) -> None
         ("merges.txt", "t 龘", "which is not a token"),
         ("added_tokens.json", '{"x": -1}', "expected an id"),
         ("added_tokens.json", '{"x": "y"}', "expected"),
-        ("added_tokens.json", '{"x": 4000000000}', "model.vocab or added_tokens"),
+        ("added_tokens.json", '{"<x>": 4000000000}', "model.vocab or added_tokens"),
         ("tokenizer_config.json", '{"additional_special_tokens": 3}', "additional_special_tokens is not a list"),
         ("tokenizer_config.json", '{"add_prefix_space": 3}', "add_prefix_space"),
     ],
