@@ -289,3 +289,9 @@ def _timed(asked: dict[str, Any]) -> float:
     start = time.process_time()
     render(asked, 1 << 24)
     return time.process_time() - start
+
+
+def test_more_characters_than_there_are_private_ones_are_an_error_of_the_conversation() -> None:
+    text = "".join(map(chr, range(0x20000, 0x50000)))
+    with pytest.raises(RenderError, match="too many distinct characters"):
+        render(question("{{ messages[0].name }}", text), 1 << 20)
