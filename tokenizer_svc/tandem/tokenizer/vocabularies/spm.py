@@ -110,7 +110,7 @@ class Processors:
         """Returns the one that encodes a text."""
         if self._beginning is self._going_on or "!" <= text[:1] <= "~":
             return self._going_on
-        return self._beginning if self.first_of(text) == " " else self._going_on
+        return self._beginning if text[:1] == " " or self.first_of(text) == " " else self._going_on
 
     def first_of(self, text: str) -> str:
         """Returns the first character that the model's map makes of a text, or nothing where it drops all of it."""
