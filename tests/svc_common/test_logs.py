@@ -106,6 +106,16 @@ def test_a_line_break_in_a_message_does_not_begin_a_new_human_line() -> None:
     assert all(each.startswith("    ") for each in line.splitlines()[1:])
 
 
+@pytest.mark.parametrize(
+    "part", ["x\n12:00:00.000 error forged", "\x1b[2J", "a\rb", "\0", "\u2028y", "\x9b0m", "\ud800"]
+)
+def test_nothing_that_a_caller_chose_begins_a_human_line_or_steers_a_terminal(part: str) -> None:
+    told = HumanFormatter().format(record(part, error=ValueError(part), id=part))
+    lines = told.split("\n")
+    assert all(each.startswith("    ") for each in lines[1:])
+    assert all(each.isprintable() for each in lines)
+
+
 def test_a_human_line_shows_ids_and_extras() -> None:
     token = request_id_var.set("req")
     try:

@@ -77,7 +77,7 @@ class HumanFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = record.getMessage().replace("\n", "\n    ")  # a continuation cannot pass for a line of its own
+        text = _continued(record.getMessage())
         line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower():<7} {record.name}: {text}"
         extra = [
             f"{name}={value}"
@@ -87,10 +87,22 @@ class HumanFormatter(logging.Formatter):
         if request_id := request_id_var.get():
             extra.append(f"request_id={request_id}")
         if extra:
-            line += f" ({', '.join(extra)})"
+            line += f" ({_printable(', '.join(extra))})"
         if exception := _exception_text(record):
-            line += "\n    " + exception.replace("\n", "\n    ")
+            line += "\n    " + _continued(exception)
         return line
+
+
+def _continued(text: str) -> str:
+    """Indents all lines but the first, so that none can pass for a line of its own."""
+    return _printable(text) if "\n" not in text else "\n    ".join(map(_printable, text.split("\n")))
+
+
+def _printable(text: str) -> str:
+    """Escapes what could begin a line or steer a terminal: callers choose some of what is told."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _plain(value: object) -> object:

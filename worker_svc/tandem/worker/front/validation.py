@@ -150,6 +150,8 @@ def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
 
 def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
     yield from limit_violations(request, LIMITS)
+    if not (request.request_id.isascii() and request.request_id.isprintable()):
+        yield FieldViolation("request_id", "must be printable ASCII: it stands in logs")
     yield from id_violations(request, LIMITS, info.vocabulary_size)
     yield from _prompt_violations(request, info)
     yield from sampling_violations(request, info.eos_ids)
