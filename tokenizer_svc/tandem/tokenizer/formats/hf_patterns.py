@@ -120,6 +120,7 @@ class _Reader:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._folds = self._dots = False  # within (?i:...) and (?m:...)
+        self._ranged = False  # behind a range within a set
         self.at = 0
 
     def refuse(self, what: str) -> NoReturn:
@@ -302,6 +303,7 @@ class _Reader:
         adds to that is returned."""
         begin = self.at
         self.at += 1
+        self._ranged = False
         negated = self._next("^")
         if (depth and negated) or self._comes(":"):
             self.refuse(self._pattern[begin : self.at + 1])
@@ -337,8 +339,13 @@ class _Reader:
             if self._comes("-") and not self._comes("-]"):
                 self.refuse(self._pattern[begin : self.at + 2])
             return known or _LETTERS, frozenset()
+        if self._comes("-") and self._ranged and not depth and self._pattern[begin + 1 : begin + 2] not in ("-", "]"):
+            self._ranged = False  # behind a range it is no other range's
+            self.at += 1
+            return r"\-", frozenset()
         if self._comes("-") and (depth or not (first or self._comes("-]"))):
             self.refuse(self._pattern[begin - 1 : self.at + 2])
+        self._ranged = False
         low, point = self._one()
         if low == "-" and self._folds:  # letters will stand beside it
             low = r"\-"
@@ -348,9 +355,11 @@ class _Reader:
         if self._comes("[") or self.at >= len(self._pattern) or self._class() or self._comes(r"\w"):
             self.refuse(self._pattern[begin : self.at + 2])
         high, last = self._one()
-        if last < point or (self._comes("-") and not self._comes("-]")):
+        if last < point:
             self.refuse(self._pattern[begin : self.at + 1])
-        return f"{low}-" + ("\\-" if high == "-" else high), self._folding(point, last)
+        self._ranged = True
+        ends = ("\\-" if end == "-" else end for end in (low, high))
+        return "-".join(ends), self._folding(point, last)
 
     def _one(self) -> tuple[str, str]:
         """Reads one character of a set."""
