@@ -118,11 +118,13 @@ Served = tuple[dict[str, Any], dict[str, Any], list[str]]
 SERVED: dict[str, Served] = {
     "a normalized token around a special one": (
         pairs(BYTES),
-        {
-            "pre_tokenizer": BYTE_LEVEL,
-            "added_tokens": [token(256, "<|im_start|>"), plain(257, "<|im_start|>user"), plain(258, "b<|im_")],
-        },
-        ["<|im_start|>user", "b<|im_start|>", "b<|im_", "<|im_start|>user<|im_start|>"],
+        {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(256, "<|im_start|>"), plain(257, "<|im_start|>user")]},
+        ["<|im_start|>user", "a<|im_start|>user<|im_start|>"],
+    ),
+    "a normalized token that ends as a special one begins": (
+        pairs(BYTES),
+        {"pre_tokenizer": BYTE_LEVEL, "added_tokens": [token(256, "<|end|>"), plain(257, "a longer text <|")]},
+        ["a longer text <|end|>", "a longer text <|"],
     ),
     "an added token without text": (
         pairs(BYTES),
