@@ -154,6 +154,17 @@ async def test_scored_prompts_in_a_crowd_that_is_preempted_are_the_same_bits(wor
     await worker.settled()
 
 
+@pytest.mark.parametrize("interval", [1, 100_000])
+async def test_messages_with_many_other_tokens_are_bounded(worker: Worker, interval: int):
+    """They have a MiB or less, for clients that take a few at most."""
+    request = ask(360, top_logprobs=64, logprob_ids=range(128), stream_interval_tokens=interval)
+    request.best_of = 2  # told at the end, all at once
+    deltas = [message.delta async for message in worker.inference.Generate(request, timeout=60)]
+    assert sum(len(delta.ids) for delta in deltas) == 360
+    assert 1 << 19 < max(delta.ByteSize() for delta in deltas) < 1 << 20
+    assert sum(bool(delta.ids) for delta in deltas) == 2
+
+
 async def test_samples_of_a_scored_prompt_tell_it_once(worker: Worker, expected: np.ndarray):
     request = ask(3, prompt_logprobs=True)
     request.n = 3

@@ -249,6 +249,7 @@ def test_settings_that_do_not_go_together_are_refused(random_llama: Path, tmp_pa
         (("--context-length=4096",), "context_length 4096"),
         (("--kv-cache-tokens=64",), "kv_cache_tokens"),
         (("--device=tpu",), "tpu"),
+        (("--kv-cache-tokens=20000000000000",), "too small for the KV cache: lower kv_cache_tokens"),
     ]:
         code, stderr = failed_start("--model", str(random_llama), "--engine=thread", *flags)
         assert code == 1

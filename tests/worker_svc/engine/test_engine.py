@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -367,6 +368,19 @@ def test_stop_and_end_of_sequence_ids_end_a_request(include_stop: bool):
     for number in range(3):
         assert driver.output[number] == [7, 8, 9][: 3 if include_stop else 2]
         assert driver.finished[number].matched_token == 9
+
+
+@pytest.mark.parametrize(("stop", "eos", "reason"), [({4}, set(), "STOP_TOKEN"), (set(), {4}, "EOS")])
+def test_resumed_output_that_ends_with_what_ends_it_is_all(stop: set[int], eos: set[int], reason: str):
+    driver = Driver()
+    for number, (include_stop, least) in enumerate([(True, 0), (True, 2), (False, 0)]):
+        stopping = Stopping(6, min_tokens=least, eos_ids=frozenset(eos), stop_ids=frozenset(stop))
+        stopping = replace(stopping, include_stop=include_stop)
+        driver.engine.submit(Request.make(number, [1, 2], Sampling(temperature=0.0), stopping, resumed=[3, 4]))
+    driver.run()
+    assert (driver.finished[0].reason.name, driver.finished[0].matched_token, driver.output[0]) == (reason, 4, [])
+    for number in (1, 2):  # it came before min_tokens, or is no stop that is told
+        assert (driver.finished[number].reason, driver.output[number]) == (FinishReason.MAX_TOKENS, [5, 6, 7, 8])
 
 
 def test_resumed_output_counts_as_output():

@@ -77,7 +77,10 @@ def _close_holes() -> None:
 
 
 def _mapped(size: int) -> mmap.mmap:
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"there is no room for {size} bytes") from error
     with contextlib.suppress(AttributeError, OSError):  # of another system, or of a kernel without them
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages

@@ -103,21 +103,31 @@ def decide(request: Request) -> End | None:
 
 def resume(request: Request) -> End | None:
     """Puts a request in the state after the output that another worker produced; returns the end if that was all."""
-    output = request.known[request.prompt_tokens :].tolist()
+    output, stopping = request.known[request.prompt_tokens :].tolist(), request.stopping
     if request.thinking is not None:
         request.thinking.resume(output)
         request.matcher = request.thinking.guiding
-    if request.stopping.sequences is not None:
-        request.stop_state = request.stopping.sequences.after_all(output)
-        match = request.stopping.sequences.match(request.stop_state)
-        early = request.output_tokens <= request.stopping.min_tokens
-        if match is not None and request.stopping.include_stop and not early:
+    told = stopping.include_stop and request.output_tokens > stopping.min_tokens  # what ends it is part of the output
+    if told and (end := _ending(request, output[-1])) is not None:
+        return end
+    if stopping.sequences is not None:
+        request.stop_state = stopping.sequences.after_all(output)
+        match = stopping.sequences.match(request.stop_state)
+        if match is not None and told:
             return End(FinishReason.STOP_SEQUENCE, matched_sequence=match.place)
     if request.matcher is not None and output:
         request.matcher.decided = False
         return None
     # Another worker produced everything and was lost before it could say so.
     return None if request.scoring else _full(request)
+
+
+def _ending(request: Request, token: int) -> End | None:
+    if token in request.stopping.stop_ids:
+        return End(FinishReason.STOP_TOKEN, matched_token=token)
+    if token in request.stopping.eos_ids:
+        return End(FinishReason.EOS, matched_token=token)
+    return None
 
 
 def _full(request: Request) -> End | None:
@@ -127,10 +137,8 @@ def _full(request: Request) -> End | None:
 def _end_after(request: Request, token: int, draft: int | None) -> End | None:
     """Returns the end that a token is, if any; `draft` is which draft the token is, if it is one."""
     stopping = request.stopping
-    if token in stopping.stop_ids:
-        return End(FinishReason.STOP_TOKEN, matched_token=token)
-    if token in stopping.eos_ids:
-        return End(FinishReason.EOS, matched_token=token)
+    if (end := _ending(request, token)) is not None:
+        return end
     if stopping.sequences is not None:
         request.stop_state = stopping.sequences.after(request.stop_state, token)
         match = stopping.sequences.match(request.stop_state)

@@ -41,6 +41,7 @@ LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
 MOST_WHOLE = 4  # requests at a time that are told the logprobs of the whole vocabulary
 _WHOLE_BYTES = 64 << 20  # of those, for each request
 _MESSAGE_BYTES = 1 << 20
+_OTHER_BYTES = 16  # of another token's id, logprob and rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,12 @@ def validate(
         reasoning=reasoning_of(request),
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
-    most = max(1, _MESSAGE_BYTES // (4 * info.vocabulary_size)) if submit.logprobs.whole else sys.maxsize
-    interval = min(max(1, output.stream_interval_tokens), most)
     logprobs = submit.logprobs
+    most = sys.maxsize
+    if logprobs.whole or logprobs.width:
+        told = 4 * info.vocabulary_size * logprobs.whole + _OTHER_BYTES * logprobs.width
+        most = max(1, _MESSAGE_BYTES // told)
+    interval = min(max(1, output.stream_interval_tokens), most)
     return submit, Delivery(interval, delay, others=logprobs.width > 0, most_tokens=most, scored=logprobs.sampled)
 
 

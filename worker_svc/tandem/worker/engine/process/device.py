@@ -110,12 +110,14 @@ def count_peaks(usage: Usage) -> None:
 
 @contextmanager
 def fitting(what: str, advice: str) -> Iterator[None]:
-    """Turns an out-of-memory error of a GPU into a BuildError that says what did not fit and what to do; likewise a
-    kernel that its compiler refuses or that does not fit on its processors."""
+    """Turns an out-of-memory error into a BuildError that says what did not fit and what to do; likewise a kernel that
+    a GPU's compiler refuses or that does not fit on its processors."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise BuildError(f"the GPU's memory is too small for {what}: {advice}") from error
+    except MemoryError as error:
+        raise BuildError(f"the memory is too small for {what}: {advice}") from error
     except Exception as error:
         if not _is_of_triton(error):
             raise
