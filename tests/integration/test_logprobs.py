@@ -161,7 +161,7 @@ async def test_messages_with_many_other_tokens_are_bounded(worker: Worker, inter
     request.best_of = 2  # told at the end, all at once
     deltas = [message.delta async for message in worker.inference.Generate(request, timeout=60)]
     assert sum(len(delta.ids) for delta in deltas) == 360
-    assert 1 << 19 < max(delta.ByteSize() for delta in deltas) < 1 << 20
+    assert 1 << 18 < max(delta.ByteSize() for delta in deltas) < 1 << 20
     assert sum(bool(delta.ids) for delta in deltas) == 2
 
 

@@ -252,6 +252,18 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_has_started(machine: Machin
     assert not status.exists() or ") Z " in status.read_text()
 
 
+def test_a_cache_without_room_is_not_compiled_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    logger = logging.getLogger("test")
+    assert compiled._writable_cache(logger) == tmp_path / "tandem"
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=3 << 20))
+    assert compiled._writable_cache(logger) is None
+    assert "only 3 MiB are free" in caplog.text
+
+
 def test_whoever_ends_a_group_of_processes_ends_its_compiler_and_what_is_left_goes_later(machine: Machine) -> None:
     child = machine.tools / "child"
     hangs = machine.compiler(f"sleep 1000 & echo $! > {child}.new; mv {child}.new {child}; wait")

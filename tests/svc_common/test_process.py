@@ -44,6 +44,15 @@ async def test_a_second_instance_that_fails_leaves_the_firsts_address_file(tmp_p
         assert json.loads((tmp_path / "address.json").read_text())["pid"] == first.process.pid
 
 
+async def test_an_address_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "address.json").mkdir()
+    async with probe_process("--address-file", str(tmp_path / "address.json")) as probe:
+        code, lines = await probe.end()
+    assert code == 1
+    assert any("cannot write the address file" in line for line in lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["address.json"]
+
+
 @pytest.mark.parametrize("format", ["json", "human"])
 async def test_what_grpcs_core_writes_is_a_line_like_ours(format: str, tmp_path: Path) -> None:
     certificate, key = Authority("ours").sign("server", "localhost").write(tmp_path, "server")

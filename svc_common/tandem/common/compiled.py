@@ -54,6 +54,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 _OLDEST = {"x86_64": ("-march=x86-64",)}  # some compilers are built to take a later one
 _CONTENT_DIGITS = 32
 _MANY_SOURCES = 10  # more take a minute, which is said to whoever waits for a start
+_ROOM = 64 << 20  # bytes that compiling takes at most
 _UNFINISHED = ".making-"  # folders in the cache where a library is made
 _UNFINISHED_SECONDS = 86_400.0  # after which whoever made one was killed
 
@@ -149,7 +150,11 @@ class CSources:
                 objects = [str(Path(private) / f"{place}.o") for place in range(len(sources))]
                 apart = [[*command, *flags, "-c", "-o", *step] for step in zip(objects, sources, strict=True)]
                 with ThreadPoolExecutor(available_cores()) as pool:
-                    list(pool.map(_run, apart))
+                    try:
+                        list(pool.map(_run, apart))
+                    except BaseException:
+                        pool.shutdown(wait=False, cancel_futures=True)  # what is not begun
+                        raise
                 sources = objects
             _run([*command, *flags, "-o", str(made), *sources, "-lm"])
             made.chmod(0o755)
@@ -254,6 +259,8 @@ def _writable_cache(logger: logging.Logger) -> Path | None:
             problem = unsafe(folder)
             with tempfile.TemporaryFile(dir=folder):
                 pass
+            if problem is None and (free := shutil.disk_usage(folder).free) < _ROOM:
+                problem = f"only {free >> 20} MiB are free there"
         except OSError as error:
             problem = error.strerror or str(error)
     if problem is None:

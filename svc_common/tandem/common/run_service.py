@@ -173,4 +173,6 @@ def _write_address_file(path: Path, running: Server) -> None:
         temporary.write_text(json.dumps(content) + "\n")
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise StartError(f"cannot write the address file {path}: {error.strerror}") from None

@@ -102,7 +102,24 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     torch.testing.assert_close(after.logits, theirs, atol=1e-4, rtol=0)
 
 
-JUNK = [[["x"]], [{}], {"a": [1]}, "x", "", -1, 0, 10**30, 0.5, 1e300, float("nan"), float("inf"), True, None]
+JUNK = [
+    [["x"]],
+    [{}],
+    {"a": [1]},
+    "x",
+    "",
+    -1,
+    0,
+    10**30,
+    10**400,
+    0.5,
+    1e-320,
+    1e308,
+    float("nan"),
+    float("inf"),
+    True,
+    None,
+]
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, "meta"])

@@ -379,6 +379,10 @@ def test_unknown_architectures_and_kinds_are_refused_by_name(tmp_path: Path) -> 
         assert f"tensor blk.1.attn_q.weight has the ggml type {called}; served are" in refusal(path)
     path.write_bytes(content[:place] + struct.pack("<I", 8) + content[place + 4 :])  # Q8_0, of rows of 60
     assert "rows of 60 numbers, but Q8_0 stores 32 at once" in refusal(path)
+    vector = b"blk.1.attn_norm.weight"
+    place = content.index(vector) + len(vector) + 4 + 8
+    path.write_bytes(content[:place] + struct.pack("<I", 8) + content[place + 4 :])
+    assert "tensor blk.1.attn_norm.weight is a vector of Q8_0" in refusal(path)
 
 
 def test_tensors_that_share_bytes_are_refused_by_name(tmp_path: Path) -> None:

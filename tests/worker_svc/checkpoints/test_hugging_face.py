@@ -248,6 +248,7 @@ CONFIG_LIES: list[tuple[dict[str, Any], str]] = [
     ({"max_position_embeddings": 0}, "max_position_embeddings"),
     ({"max_position_embeddings": -5}, "max_position_embeddings"),
     ({"max_position_embeddings": 10**12}, "max_position_embeddings"),
+    ({"hidden_size": 10**400}, "hidden_size must have less than 16 digits"),
     ({"rms_norm_eps": 0}, "rms_norm_eps"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     ({"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta"),

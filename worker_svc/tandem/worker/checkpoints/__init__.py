@@ -18,13 +18,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Everything is checked but the weights' values: sizes, names, shapes, dtypes, files. Raises CheckpointError.
     """
-    return _opened(path, head=False)
+    return _checked(path, head=False)
 
 
 def open_head(path: Path) -> Checkpoint:
     """Opens the head that guesses the token after next, which some models have in their files; raises CheckpointError,
     where there is none, too."""
-    return _opened(path, head=True)
+    return _checked(path, head=True)
+
+
+def _checked(path: Path, *, head: bool) -> Checkpoint:
+    try:
+        return _opened(path, head=head)
+    except ArithmeticError as error:
+        raise CheckpointError(f"{path}: has numbers too large or too small to compute with ({error})") from error
 
 
 def _opened(path: Path, *, head: bool) -> Checkpoint:

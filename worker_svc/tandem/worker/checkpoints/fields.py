@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 from tandem.worker.checkpoints.checkpoint import CheckpointError
 from tandem.worker.checkpoints.model_parts.limits import ConfigError
 
+_TOO_LARGE = 10**15  # for any whole number of a model; floats have all below it
 MAX_JSON_BYTES = 64 << 20  # the index of a model with a thousand shards has a few
 
 _Default = TypeVar("_Default")
@@ -71,10 +72,12 @@ class Fields:
     @overload
     def integer(self, key: str, default: _Default) -> int | _Default: ...
     def integer(self, key: str, default: Any = REQUIRED) -> Any:
-        """Reads a whole number."""
+        """Reads a whole number, of less than 16 digits."""
         value = self._value(key, default, "a whole number")
         if value is not default and type(value) is not int:
             raise self.error(key, f"must be a whole number, but is {shown(value)}")
+        if value is not default and abs(value) >= _TOO_LARGE:
+            raise self.error(key, "must have less than 16 digits")
         return value
 
     @overload

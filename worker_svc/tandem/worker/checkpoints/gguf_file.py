@@ -252,6 +252,8 @@ def _stored(name: str, located: Located) -> StoredTensor:
         other = OTHER_TYPES.get(tensor.kind)
         called = f"{tensor.kind} ({other})" if other else f"{tensor.kind}, which is not known"
         raise CheckpointError(f"{path}: tensor {name} has the ggml type {called}; served are {served}")
+    if isinstance(kind, BlockKind) and len(tensor.shape) == 1:
+        raise CheckpointError(f"{path}: tensor {name} is a vector of {kind.name}; vectors are served of plain numbers")
     if isinstance(kind, BlockKind) and tensor.shape[-1] % kind.block_numbers:
         raise CheckpointError(
             f"{path}: tensor {name} has rows of {tensor.shape[-1]} numbers, "

@@ -82,6 +82,9 @@ def run_engine(
     except (BuildError, CheckpointError, ConfigError, ValueError) as error:
         transport.send(StartFailed(str(error)))
         return False
+    except ArithmeticError as error:
+        transport.send(StartFailed(f"{config.model}: its numbers are too large or too small to compute with: {error}"))
+        return False
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
         # torch reports an allocation that failed on the CPU as a RuntimeError.
         transport.send(StartFailed(f"{config.model}: {str(error).splitlines()[0]}"))
