@@ -27,7 +27,7 @@ class Usage:
 
     prompt_tokens: int
     cached_prompt_tokens: int | None = None  # of them, taken from the prefix cache when the request first ran
-    completion_tokens: int  # produced by all workers together, trimmed ones included
+    completion_tokens: int  # produced by all workers together; up to the one that completed a stop string
     forward_passes: int | None = None
     preemptions: int | None = None  # times that its pages were taken and computed again later
     peak_pages: int | None = None  # of the KV cache, those that it shared included

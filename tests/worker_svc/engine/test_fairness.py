@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.budget import SCORED_TOKENS, Chunk
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.fairness import GUEST_STEPS, MAX_REMEMBERED, Fairness
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Request
-from tandem.worker.engine.scheduler import SCORED_TOKENS, Chunk, Scheduler, SchedulerLimits
+from tandem.worker.engine.scheduler import Scheduler, SchedulerLimits
 from tandem.worker.engine.speculation.costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 

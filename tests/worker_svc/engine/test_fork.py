@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.budget import Budget
 from tandem.worker.engine.fork import sample_seed
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.messages import Submit
 from tandem.worker.engine.request import LogprobOptions, Request
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.engine.scheduler import Budget
 from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tandem.worker.engine.budget import Chunk
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.matcher import Matcher
 from tandem.worker.engine.guides.patience import LONGEST_WAIT_SECONDS
 from tandem.worker.engine.request import Request
-from tandem.worker.engine.scheduler import Chunk
 
 Masks = npt.NDArray[np.int32]
 RowNumbers = npt.NDArray[np.int64]

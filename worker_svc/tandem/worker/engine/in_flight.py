@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from tandem.worker.engine.budget import Chunk
 from tandem.worker.engine.constraints import Masks, StepConstraints
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
-from tandem.worker.engine.scheduler import Chunk
 from tandem.worker.engine.scoring import PromptScores, score_prompts
 from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.states import STATELESS_WORK, StateWork

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.engine.budget import Chunk
 from tandem.worker.engine.sampler.logprobs import Told, report
 from tandem.worker.engine.sampler.rows import Alternatives
-from tandem.worker.engine.scheduler import Chunk
 
 
 @dataclass(slots=True)
