@@ -67,6 +67,14 @@ def test_what_a_worker_needs_is_fetched_once_and_found_by_name(models: Path) -> 
     assert (record["repository"], record["revision"]) == ("org/tiny", COMMIT)
 
 
+def test_a_template_for_tools_is_fetched_from_its_folder(models: Path) -> None:
+    folder = "additional_chat_templates"
+    with Hub({"org/tiny": {**SAFE, f"{folder}/tool_use.jinja": b"T", f"{folder}/rag.jinja": b"R"}}) as hub:
+        done = pull(hub, "org/tiny")
+        assert done.returncode == 0, done.stderr
+    assert files_in(models / "org" / "tiny" / folder) == {"tool_use.jinja": b"T"}
+
+
 def test_where_there_are_no_safetensors_pytorch_s_files_are_fetched(models: Path) -> None:
     old = {name.replace("model", "pytorch_model").replace(".safetensors", ".bin"): content
            for name, content in SAFE.items() if ".safetensors" in name}  # fmt: skip

@@ -69,6 +69,8 @@ async def test_16_samples_hold_their_prompt_once_and_the_best_8_come_in_order(wo
         got = [math.fsum(answer.logprobs) / len(answer.ids) ** power for answer in best]
         assert got == scores[:8]
         assert {tuple(answer.ids) for answer in best} <= {tuple(answer.ids) for answer in every}
+        left_out = sum(len(answer.ids) for answer in every) - sum(len(answer.ids) for answer in best)
+        assert [a.finished.usage.left_out_tokens for a in best if a.finished] == [left_out, *[0] * 7]
 
 
 async def test_samples_compute_their_prompt_once(worker: Worker):

@@ -27,7 +27,8 @@ class Usage:
 
     prompt_tokens: int
     cached_prompt_tokens: int | None = None  # of them, taken from the prefix cache when the request first ran
-    completion_tokens: int  # produced by all workers together; up to the one that completed a stop string
+    # produced by all workers together, left_out_tokens included; up to the one that completed a stop string
+    completion_tokens: int
     forward_passes: int | None = None
     preemptions: int | None = None  # times that its pages were taken and computed again later
     peak_pages: int | None = None  # of the KV cache, those that it shared included
@@ -39,6 +40,7 @@ class Usage:
     # the most memory that the engine's process has had so far; of several, the first rank's
     peak_process_bytes: int | None = None
     peak_device_bytes: int | None = None  # the most that it has had allocated on its device; 0: it computes on the CPU
+    left_out_tokens: int | None = None  # of samples that best_of left out; told with the first output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -442,7 +442,8 @@ def _usage(prompt_tokens: int, outputs: Sequence[GrowingOutput], finished: Seque
     """Returns the usage of all outputs together: peaks are the largest, cached prompt tokens the fewest, and all else
     is the sum. A value that not every worker reported is None."""
     told = [one.usage for one in finished if one.HasField("usage")]
-    total = {"prompt_tokens": prompt_tokens, "completion_tokens": sum(output.produced for output in outputs)}
+    produced = sum(output.produced for output in outputs) + sum(usage.left_out_tokens for usage in told)
+    total = {"prompt_tokens": prompt_tokens, "completion_tokens": produced}
     if told and len(told) == len(outputs):
         for name in pb.Usage.DESCRIPTOR.fields_by_name.keys() - total.keys():
             of_all = max if name.startswith("peak_") else min if name == "cached_prompt_tokens" else sum

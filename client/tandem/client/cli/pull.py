@@ -31,6 +31,7 @@ OTHER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.json",
     "tekken.json",
     "*.tiktoken",
@@ -140,7 +141,7 @@ def choose(files: Sequence[HubFile], gguf: str | None, without_weights: bool = F
     """Returns the files to fetch, and what tells them apart in the folder's name. Raises CommandError.
 
     A GGUF file is fetched in any case: its vocabulary is inside."""
-    at_top = [file for file in files if "/" not in file.name]
+    at_top = [file for file in files if "/" not in file.name or file.name in OTHER_FILES]
     models: dict[str, list[HubFile]] = {}  # the parts of each GGUF
     for file in at_top:
         if file.name.endswith(".gguf"):

@@ -1279,6 +1279,7 @@ class Usage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     PEAK_PROCESS_BYTES_FIELD_NUMBER: _builtins.int
     PEAK_DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """of them, taken from the prefix cache when the request first ran"""
@@ -1301,6 +1302,8 @@ class Usage(_message.Message):
     """the most memory that the engine's process has had so far; of several, the first rank's"""
     peak_device_bytes: _builtins.int
     """the most that it has had allocated on its device; 0: it computes on the CPU"""
+    left_out_tokens: _builtins.int
+    """of samples that best_of left out; told with the first output"""
     def __init__(
         self,
         *,
@@ -1316,10 +1319,11 @@ class Usage(_message.Message):
         reasoning_tokens: _builtins.int = ...,
         peak_process_bytes: _builtins.int = ...,
         peak_device_bytes: _builtins.int = ...,
+        left_out_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "forward_passes", b"forward_passes", "peak_device_bytes", b"peak_device_bytes", "peak_kv_bytes", b"peak_kv_bytes", "peak_pages", b"peak_pages", "peak_process_bytes", b"peak_process_bytes", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "forward_passes", b"forward_passes", "left_out_tokens", b"left_out_tokens", "peak_device_bytes", b"peak_device_bytes", "peak_kv_bytes", b"peak_kv_bytes", "peak_pages", b"peak_pages", "peak_process_bytes", b"peak_process_bytes", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

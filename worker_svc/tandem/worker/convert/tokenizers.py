@@ -24,6 +24,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.json",
 )
 # sentencepiece_model.proto: ModelProto, SentencePiece, TrainerSpec and NormalizerSpec.
@@ -40,6 +41,7 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
     copied = []
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
+            (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, target / name)
             copied.append(name)
     return copied

@@ -37,3 +37,4 @@ class Usage:
     # the most memory that the engine's process has had so far; of several, the first rank's
     peak_process_bytes: int = 0
     peak_device_bytes: int = 0  # the most that it has had allocated on its device; 0: it computes on the CPU
+    left_out_tokens: int = 0  # of samples that best_of left out; told with the first output

@@ -182,6 +182,7 @@ async def _in_turn(running: Running, request: pb.GenerateRequest) -> AsyncIterat
     if returns_best(request):
         penalty = request.length_penalty if request.HasField("length_penalty") else DEFAULT_LENGTH_PENALTY
         streams = await best_outputs(streams, max(1, request.n), penalty)
+        running.left_out_tokens = sum(each.pending for each in running.streams) - sum(each.pending for each in streams)
     indices = {stream: index for index, stream in enumerate(streams)}
     while streams:
         for stream in await next_due(streams):
@@ -231,6 +232,7 @@ def _finished(running: Running, index: int, stream: OutputStream, info: EngineIn
             raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
     counted = ended.statistics
     counted.prompt_tokens, counted.completion_tokens = running.prompt_tokens, stream.sent
+    counted.left_out_tokens = 0 if index else running.left_out_tokens
     counted.peak_kv_bytes = counted.peak_pages * info.page_size * info.kv_bytes_per_token
     return pb.Finished(
         index=index,

@@ -27,6 +27,7 @@ class Running:
     key: bytes  # `digest` of the request, where that was needed
     suspicions: int  # engines that died in its first step
     submitted: bool = False
+    left_out_tokens: int = 0  # of samples that best_of leaves out
     aborted: asyncio.Event = field(default_factory=asyncio.Event)  # before it was submitted
     exemplar: dict[str, str] | None = field(default_factory=exemplar)  # its trace, for histograms
 
