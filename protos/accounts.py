@@ -13,7 +13,11 @@ from tandem.inference.v1 import inference_pb2 as pb
 
 PREFIX = "FINISH_REASON_"
 # What the SDK knows itself, whatever a worker says.
-OWN = {"prompt_tokens": "", "completion_tokens": "produced by all workers together, left_out_tokens included; up to the one that completed a stop string"}
+OWN = {
+    "prompt_tokens": "",
+    "completion_tokens": "produced by all workers together, up to the one that completed a stop string; "
+    "left_out_tokens included",
+}
 ENGINE = '''"""Why a request ended, and what it cost.
 
 Made from inference.proto by `make protos`; change it there.

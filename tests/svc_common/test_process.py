@@ -44,13 +44,17 @@ async def test_a_second_instance_that_fails_leaves_the_firsts_address_file(tmp_p
         assert json.loads((tmp_path / "address.json").read_text())["pid"] == first.process.pid
 
 
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
 async def test_an_address_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "address.json").mkdir()
     async with probe_process("--address-file", str(tmp_path / "address.json")) as probe:
         code, lines = await probe.end()
     assert code == 1
     assert any("cannot write the address file" in line for line in lines)
-    assert [path.name for path in tmp_path.iterdir()] == ["address.json"]
+    assert names_in(tmp_path) == ["address.json"]
 
 
 @pytest.mark.parametrize("format", ["json", "human"])

@@ -27,7 +27,7 @@ class Usage:
 
     prompt_tokens: int
     cached_prompt_tokens: int | None = None  # of them, taken from the prefix cache when the request first ran
-    # produced by all workers together, left_out_tokens included; up to the one that completed a stop string
+    # produced by all workers together, up to the one that completed a stop string; left_out_tokens included
     completion_tokens: int
     forward_passes: int | None = None
     preemptions: int | None = None  # times that its pages were taken and computed again later
