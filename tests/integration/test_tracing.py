@@ -133,9 +133,9 @@ async def test_the_doors_trace_goes_on_in_both_services_and_histograms_name_it(r
     [root] = [span for span in spans if not span.parent_span_id]
     assert root.name == "POST /v1/completions" and attributes(root)["http.response.status_code"] == 200
     below = {span.name.rpartition("/")[2]: span for span in spans if span is not root}
-    assert set(below) == {"BatchEncode", "Generate", "queue", "prefill", "decode"}
+    assert set(below) == {"Encode", "Generate", "queue", "prefill", "decode"}
     assert {span.trace_id for span in spans} == {root.trace_id}
-    assert below["Generate"].parent_span_id == below["BatchEncode"].parent_span_id == root.span_id
+    assert below["Generate"].parent_span_id == below["Encode"].parent_span_id == root.span_id
     trace = {root.trace_id.hex()}
     assert seen["http"] == {"tandem_http_request_seconds": trace}
     assert seen["worker"] == {
