@@ -257,8 +257,7 @@ class Engine:
             told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
             result.prompts = [scores for scores in flight.prompts if scores.number not in told]
         ends = self._collect(flight, result, time.monotonic())
-        checked = (chunk for chunk in flight.chunks if chunk.checked and not chunk.sound)
-        ends += [(chunk.request, BROKEN) for chunk in checked if not chunk.request.in_flight.ended]
+        ends += [(chunk.request, BROKEN) for chunk in flight.broken if not chunk.request.in_flight.ended]
         self.scheduler.land(flight.chunks)
         for chunk in flight.chunks:
             in_flight = chunk.request.in_flight

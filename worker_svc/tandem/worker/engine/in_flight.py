@@ -47,6 +47,7 @@ class Flight:
     forward_seconds: float
     prompts: list[PromptScores] = field(default_factory=list)
     exhausted: list[bool] = field(default_factory=list)
+    broken: list[Chunk] = field(default_factory=list)  # chunks that were checked, and whose numbers are not finite
     tokens: Launched | None = None
     _busy: bool = False  # the device was computing it when it was sampled, and was not waited for
     _computed: torch.cuda.Event | None = None  # of a step with guided rows
@@ -84,7 +85,8 @@ class Flight:
         for chunk in sampling:
             chunk.request.in_flight.row = row
             row += chunk.samples
-        self._check(logits)
+        if dropped or any(chunk.checked for chunk in self.chunks):
+            self._check(logits)
         self.prompts, logits = score_prompts(self.chunks, logits)
         if kept is not None:
             logits = logits[torch.from_numpy(kept).to(logits.device)]
@@ -99,6 +101,8 @@ class Flight:
             row += chunk.logits
             if chunk.checked or (chunk.dropped and not logits.is_cuda):
                 chunk.sound = bool(logits[row - 1].isfinite().all())
+                if chunk.checked and not chunk.sound:
+                    self.broken.append(chunk)
 
 
 def work(chunk: Chunk) -> Work:

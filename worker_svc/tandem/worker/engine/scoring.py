@@ -32,7 +32,7 @@ class PromptScores:
 def score_prompts(chunks: Sequence[Chunk], logits: torch.Tensor) -> tuple[list[PromptScores], torch.Tensor]:
     """Returns what the chunks that score tell, and the logits of the rows that are sampled, in order; `logits` has rows
     for both, and for those that are checked."""
-    if all(chunk.logits == chunk.samples for chunk in chunks):
+    if not any(chunk.scores or chunk.checked for chunk in chunks):
         return [], logits
     scores: list[PromptScores] = []
     sampled: list[npt.NDArray[np.int64]] = []
