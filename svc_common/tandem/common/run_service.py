@@ -16,6 +16,7 @@ import prometheus_client
 
 from tandem.common.core_lines import take_core_lines
 from tandem.common.errors import StartError
+from tandem.common.interruption import done_unless
 from tandem.common.logs import configure_logging
 from tandem.common.server import RunningService
 from tandem.common.service import Lifecycle, Service
@@ -116,7 +117,7 @@ async def _run(make: Callable[[], Server], settings: ServerSettings, name: str) 
         try:
             await running.bind()
             logger.info("%s is starting; health answers on %s", name, running.address)
-            if await _start_unless_stopped(running):
+            if await done_unless(lifecycle.wait_stop_requested(), running.start()):
                 if settings.address_file is not None:
                     _write_address_file(settings.address_file, running)
                     written = settings.address_file
@@ -147,22 +148,6 @@ async def _run(make: Callable[[], Server], settings: ServerSettings, name: str) 
 def _leave_anyway(exit_code: int) -> None:
     os.write(2, b"tasks or threads do not end: leaving without them\n")
     os._exit(exit_code)
-
-
-async def _start_unless_stopped(running: Server) -> bool:
-    """Starts the server; returns False if its end was requested first."""
-    start = asyncio.create_task(running.start())
-    stop = asyncio.create_task(running.lifecycle.wait_stop_requested())
-    try:
-        await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
-        if start.done():
-            start.result()
-            return True
-        return False
-    finally:
-        for task in (start, stop):
-            task.cancel()
-        await asyncio.gather(start, stop, return_exceptions=True)
 
 
 def _write_address_file(path: Path, running: Server) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
 
 from tandem.common.tracing import exemplar
 from tandem.inference.v1 import inference_pb2 as pb
@@ -35,22 +33,6 @@ class Running:
     def begun(self) -> bool:
         """Tells whether the request has a token."""
         return any(stream.sent or stream.pending for stream in self.streams)
-
-
-async def done_unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Does the work, unless the event comes first, by which it is cancelled; returns whether it was done. Raises what
-    the work raises."""
-    task, other = asyncio.create_task(work), asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait((task, other), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for each in (task, other):
-            each.cancel()
-        await asyncio.gather(task, other, return_exceptions=True)
-    if task.cancelled():
-        return False
-    task.result()
-    return True
 
 
 def request_digest(request: pb.GenerateRequest) -> bytes:

@@ -29,6 +29,7 @@ from tandem.common.errors import (
     resource_exhausted,
     unavailable,
 )
+from tandem.common.interruption import done_unless
 from tandem.common.metrics import ServiceMetrics
 from tandem.common.run_service import Lifecycle
 from tandem.common.turns import Turns
@@ -49,7 +50,7 @@ from tandem.worker.front.inference_servicer import InferenceServicer
 from tandem.worker.front.limits import request_limits
 from tandem.worker.front.metrics import WorkerMetrics
 from tandem.worker.front.quarantine import Probation, Quarantine
-from tandem.worker.front.running import Running, done_unless, request_digest
+from tandem.worker.front.running import Running, request_digest
 from tandem.worker.front.streams import OutputStream
 from tandem.worker.front.supervisor import EngineSupervisor
 from tandem.worker.front.tokenizer_check import TokenizerCheck, read_peer_files
@@ -396,7 +397,7 @@ class WorkerService:
         try:
             if submit.guide is None and not suspicions:
                 self._submit(running, submit)
-            elif not await done_unless(running.aborted, self._prepare(running, submit)):
+            elif not await done_unless(running.aborted.wait(), self._prepare(running, submit)):
                 self._end_aborted(running)
             elif running.aborted.is_set():  # in the same turn
                 self.supervisor.abort(streams)
