@@ -348,13 +348,36 @@ def test_broken_numbers_are_shown_to_nobody_however_their_request_ends(requests,
                 driver.engine.abort(number)
         if not driver.engine.has_work and step > last:
             break
-        driver.step()
-        assert POISON not in driver.runner.memory[list(driver.engine.table.chains.pages)]
+        if not driver.engine.tidy():
+            driver.step()
+        for (_, tokens), page in driver.engine.table.chains.by_name.items():
+            known = np.frombuffer(tokens, dtype=np.int32)
+            assert np.array_equal(driver.runner.memory[page, : len(known)], known)
+            assert POISON not in known
     for number, (first, prompt, output, *_) in enumerate(requests):
         if first + prompt + output - 1 <= POISON:  # the last token is not computed
             reason = driver.finished[number].reason
             assert reason is FinishReason.MAX_TOKENS or (reason is FinishReason.CANCELLED and number in aborts)
             assert driver.output[number] == counted(first, prompt, output)[: len(driver.output[number])]
+
+
+def test_pages_with_broken_numbers_are_cleared_before_others_move_there():
+    driver = Driver(pages=100, page_size=4)
+    driver.runner.poisoned = {41}
+    table, memory = driver.engine.table, driver.runner.memory
+    for number, first in enumerate((7, 42, 10)):  # they grow side by side, so that their pages alternate
+        driver.engine.submit(counting_request(number, first, 4, 60 if not number else 25))
+    driver.run()
+    assert driver.finished[0].reason is Failure.ERROR
+    while driver.engine.tidy():
+        pass
+    assert table.statistics.moved_pages
+    driver.engine.submit(counting_request(3, 9, 4, 1))
+    driver.run()
+    for (_, tokens), page in table.chains.by_name.items():
+        known = np.frombuffer(tokens, dtype=np.int32)
+        assert np.array_equal(memory[page, : len(known)], known)
+    assert 41 not in memory
 
 
 @pytest.mark.parametrize("include_stop", [False, True])

@@ -235,8 +235,7 @@ class Engine:
         for chunk in chunks:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
-        if unsound := self.scheduler.take_unsound():
-            self._runner.zero(unsound)
+        self._clear_unsound()
         self._copy(self.scheduler.take_copies())
         if states := self.scheduler.take_state_copies():
             self._runner.copy_states([copy.source for copy in states], [copy.target for copy in states])
@@ -280,6 +279,11 @@ class Engine:
         if guided := [request for request in asked if not request.in_flight.ended]:
             self.grammars.ask(guided)
             self._decide(guided, ended)
+
+    def _clear_unsound(self) -> None:
+        """Clears pages before anybody else may get them: a NaN that is masked would still spoil what he computes."""
+        if unsound := self.scheduler.take_unsound():
+            self._runner.zero(unsound)
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         """Copies pages in every cache that the table drives."""
@@ -338,6 +342,7 @@ class Engine:
     def _remove(self, request: Request) -> None:
         """Frees what an ended request holds."""
         self.scheduler.remove(request, discard=request.in_flight.corrupted or request.sharing.private)
+        self._clear_unsound()
         self._sampling.free(request)
         self._speculation.forget(request)
         self.grammars.close(request)

@@ -116,20 +116,17 @@ class Scheduler:
         """Returns the request of a number while it runs or waits."""
         return self.requests.get(number)
 
-    def remove(self, request: Request, *, discard: bool = False) -> list[int]:
-        """Ends a request, wherever it is; returns the pages that became free. With `discard` its pages are not kept
-        as prompt cache either."""
+    def remove(self, request: Request, *, discard: bool = False) -> None:
+        """Ends a request, wherever it is. With `discard` its pages are not kept as prompt cache either."""
         del self.requests[request.number]
-        dropped: list[int] = []
         if request.pages is None:
             self.queue.remove(request)
         else:
             self.running.remove(request)
-            dropped = self._release(request, discard=discard)
+            self._release(request, discard=discard)
         self.fairness.leave(request.caller)
-        return dropped
 
-    def _release(self, request: Request, *, discard: bool = False) -> list[int]:
+    def _release(self, request: Request, *, discard: bool = False) -> None:
         assert request.pages is not None
         request.count_pages()
         sound = request.in_flight.sound
@@ -141,7 +138,6 @@ class Scheduler:
         if request.in_flight.corrupted or request.num_computed > sound:
             self._unsound += dropped
         request.pages = None
-        return dropped
 
     # --- steps
 
@@ -291,8 +287,7 @@ class Scheduler:
         return copies
 
     def take_unsound(self) -> list[int]:
-        """Returns the free pages that are to be cleared before anything is copied or computed: a NaN that is masked
-        would still spoil what their next owner computes."""
+        """Returns the free pages that are to be cleared now, before anything is copied, moved or computed."""
         unsound, self._unsound = self._unsound, []
         return unsound
 
