@@ -289,6 +289,22 @@ def test_whoever_ends_a_group_of_processes_ends_its_compiler_and_what_is_left_go
     assert list(machine.cache.iterdir()) == machine.kept()
 
 
+def test_what_nobody_has_used_for_long_goes_when_a_library_is_made(machine: Machine) -> None:
+    assert machine.answer() == "42"
+    (used,) = machine.kept()
+    names = ("other.so", "fact-other.json", ".making-fact", "somebody's")
+    for name in names:
+        (machine.cache / name).touch()
+        os.utime(machine.cache / name, (0, 0))
+    os.utime(used, (0, 0))
+    assert machine.answer() == "42"  # says that it is used
+    machine.write(43)
+    assert machine.answer() == "43"
+    assert len(machine.kept()) == 2
+    assert used.exists()
+    assert [name for name in names if (machine.cache / name).exists()] == ["somebody's"]
+
+
 def test_a_compiler_that_computes_for_ever_is_ended(machine: Machine) -> None:
     machine.environment["CC"] = str(machine.compiler("while :; do :; done"))
     assert machine.answer(seconds=1) == "None"

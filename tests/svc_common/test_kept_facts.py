@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def test_a_fact_comes_back_for_what_it_was_measured_with(file: Path) -> None:
     assert kept_fact("rows", ABOUT | {"threads": 1}) is None
     keep_fact("rows", ABOUT, [8, 512])
     assert kept_fact("rows", ABOUT) == [8, 512]
+
+
+def test_a_fact_that_is_asked_for_is_not_old(file: Path) -> None:
+    os.utime(file, (0, 0))
+    assert kept_fact("rows", ABOUT | {"threads": 1}) is None
+    assert file.stat().st_mtime == 0
+    assert kept_fact("rows", ABOUT) == [4, 512]
+    assert file.stat().st_mtime > 0
 
 
 @pytest.mark.parametrize("content", ["", '{"about": ', "[]", '{"about": "else", "fact": [1, 1]}', "\xff"])

@@ -298,7 +298,7 @@ REFUSED: dict[str, dict[str, Change]] = {
         "Split": (None, pre_tokenizers.Sequence([BYTE_LEVEL, split("a")]), {}, []),
         "MergedWithPrevious": (None, byte_level_steps(split("a", "merged_with_previous", invert=True)), {}, []),
         "Removed": (None, byte_level_steps(split("a|\\s+", "removed", invert=True)), {}, []),
-        "'&&'": (None, byte_level_steps(split(r"[\w&&[a-c]]")), {}, []),
+        r"[^a&&": (None, byte_level_steps(split(r"[^a&&b]")), {}, []),
         r"\\h": (None, byte_level_steps(split(r"\h+")), {}, []),
         "'{1,3}+'": (None, byte_level_steps(split(r"\d{1,3}+")), {}, []),
         "dropout": (None, BYTE_LEVEL, {"dropout": 0.1}, []),

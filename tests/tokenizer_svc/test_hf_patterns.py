@@ -39,6 +39,10 @@ ATOMS = [
         "[a[bc]]",
         "[ks]",
         "[a-z]",
+        "[a-f&&[^be]]",
+        r"[\w&&[^\d_]]",
+        "[a-k&&b-z]",
+        "[a1&&[a[1]]]",
     ),
 ]
 QUANTIFIERS = [
@@ -101,6 +105,7 @@ def test_a_pattern_cuts_as_in_the_library_or_is_refused() -> None:
 @pytest.mark.parametrize(
     "pattern",
     [r"\w", r"[\w]", r"[^\w]", r"\s", r"\d", r"\S", ".", r"\p{L}", r"\p{P}", r"\p{Han}", r"[^\s\p{L}\p{N}]", "(?m:.)"]
+    + [r"[\p{L}\p{M}&&[^\p{Han}]]", r"[\p{L}&&\p{Greek}]", r"[\S&&[\p{P}\p{N}]]"]
     + [f"(?i:{letter})" for letter in string.ascii_lowercase]
     + ["(?i:[a-z])", "(?i:[ks!-])"],
 )
@@ -118,7 +123,23 @@ MEANT_OTHERWISE = [
     *("(?i)a", "a(?i)b|c", "(?x:a b)", "(?i-m:a)", "(?<n>a)", "(?#a)", "(?~a)", "(?>a", "a)", "[a"),
     *(r"(?i:\p{Lu})", "(?i:ss)", "(?i:st)", "(?i:f[i])", "(?i:é)", "(?i:[^s])", "(?i:s+)", "(?i:(?=s)t)"),
     *(r"\p{Word}", r"\p{XDigit}", r"\p{Script=Han}", r"\p{letter}", "|ab", "a*", "(?:a|)", "(?<=a+)b"),
-    *(r"[a-\d]", r"[\d-a]", "[a&&b]", "[[:alpha:]]", "[a[^b]]", "[a-c--e]", "[b-a]", "[a--b]"),
+    *(
+        r"[a-\d]",
+        r"[\d-a]",
+        "[a&&]",
+        "[^a&&b]",
+        "[a&&b&&c]",
+        "[a[b&&c]]",
+        "[a&&[^b]c]",
+        "(?i:[a&&b])",
+        "[!-&&b]",
+        "[-&&b]",
+        "[[:alpha:]]",
+        "[a[^b]]",
+        "[a-c--e]",
+        "[b-a]",
+        "[a--b]",
+    ),
     *("(?s:.)", "(?P<n>a)", "(?R)", "(a)(?1)", "(?|a)", r"\M"),
 ]
 
@@ -182,3 +203,17 @@ def test_the_end_of_a_line_takes_time_that_grows_with_the_text(tmp_path: Path) -
     begin = time.monotonic()
     assert len(tokenizer.encode(" " * 200_000 + "1")) == 200_001
     assert time.monotonic() - begin < 20
+
+
+def test_contractions_of_published_patterns_are_what_they_are_in_the_library(tmp_path: Path) -> None:
+    """A long s is an s whatever the case, which llama.cpp and files of its format leave out."""
+    letters = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|[\\s\\S]"
+    file = json.loads(content_of(letters))
+    for merge in ("Å ¿", "Å¿ b", "' Å¿"):
+        file["model"]["merges"].append(merge)
+        file["model"]["vocab"][merge.replace(" ", "")] = len(file["model"]["vocab"])
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    ours, library = load_tokenizer(path), tokenizers.Tokenizer.from_file(str(path))
+    for text in ("a'ſb", "a'ſ", "ſb", "A'S", "'LLb", "'ſſb"):
+        assert ours.encode(text) == library.encode(text).ids, text

@@ -55,8 +55,10 @@ _OLDEST = {"x86_64": ("-march=x86-64",)}  # some compilers are built to take a l
 _CONTENT_DIGITS = 32
 _MANY_SOURCES = 10  # more take a minute, which is said to whoever waits for a start
 _ROOM = 64 << 20  # bytes that compiling takes at most
-_UNFINISHED = ".making-"  # folders in the cache where a library is made
-_UNFINISHED_SECONDS = 86_400.0  # after which whoever made one was killed
+_UNFINISHED = ".making-"  # what is being made in the cache
+_DAY = 86_400.0
+# Seconds after which whoever made it was killed, and after which what is kept, libraries and facts, is not used.
+_LEFT = {f"{_UNFINISHED}*": _DAY, "[!.]*.so": 30 * _DAY, "[!.]*.json": 30 * _DAY}
 
 Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types of a function's arguments, and its result
 
@@ -111,9 +113,13 @@ class CSources:
             problem = problem or _altered(path)
             if problem is None:
                 try:
-                    return ctypes.CDLL(str(path))
+                    library = ctypes.CDLL(str(path))
                 except OSError as error:  # made for another C library, say
                     problem = str(error)
+                else:
+                    if path.parent == cache:
+                        mark_used(path)
+                    return library
             logger.warning("%s is not loaded: %s", path, problem)
         return None
 
@@ -240,12 +246,20 @@ def cache_folder() -> Path | None:
         return None
 
 
+def mark_used(path: Path) -> None:
+    """Says that what is kept in the cache is still used."""
+    with contextlib.suppress(OSError):  # it may be root's
+        os.utime(path)
+
+
 def _sweep(folder: Path) -> None:
-    """Removes what those have left that were killed while they compiled."""
-    for left in folder.glob(f"{_UNFINISHED}*"):
-        with contextlib.suppress(OSError):  # another process may remove it, too
-            if time.time() - left.stat().st_mtime > _UNFINISHED_SECONDS:
-                shutil.rmtree(left)
+    """Removes what those have left that were killed while they compiled, and what other releases kept and nobody has
+    used for long."""
+    for pattern, most in _LEFT.items():
+        for left in folder.glob(pattern):
+            with contextlib.suppress(OSError):  # another process may remove it, too
+                if time.time() - left.lstat().st_mtime > most:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _writable_cache(logger: logging.Logger) -> Path | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tandem.common.compiled import cache_folder, unsafe
+from tandem.common.compiled import cache_folder, mark_used, unsafe
 
 
 def kept_fact(name: str, about: Mapping[str, object]) -> Any | None:
@@ -26,7 +26,10 @@ def kept_fact(name: str, about: Mapping[str, object]) -> Any | None:
         return None
     try:
         found = json.loads(path.read_text("utf-8"))
-        return found["fact"] if found["about"] == said else None
+        if found["about"] != said:
+            return None
+        mark_used(path)
+        return found["fact"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -290,44 +290,71 @@ class _Reader:
 
     def _set(self) -> _Part:
         begin = self.at
-        inside, letters = self._inside(depth=0)
+        self.at += 1
+        negated = self._next("^")
+        text, letters = self._members(begin)
+        found = f"[{'^' * negated}{text}]"
+        if self._next("&&"):
+            if negated or letters or text.endswith("-"):
+                self.refuse(self._pattern[begin : self.at])
+            return self._both(begin, found)
+        self.at += 1
         if not letters:
-            return _Part(inside)
-        if inside.startswith("[^"):
+            return _Part(found)
+        if negated:
             self.refuse(f"(?i:{self._pattern[begin : self.at]})")
         more = "".join(f"{low}{low.upper()}{_FOLDED.get(low, '')}" for low in sorted(letters))
-        return _Part(f"{inside[:-1]}{more}]", letters=letters)
+        return _Part(f"{found[:-1]}{more}]", letters=letters)
 
-    def _inside(self, depth: int) -> tuple[str, frozenset[str]]:
-        """Reads a set. Returns it, and the letters that it has in either case. Of a set within another one only what it
-        adds to that is returned."""
-        begin = self.at
-        self.at += 1
+    def _both(self, begin: int, left: str) -> _Part:
+        """Reads the second of two sets of which a character is in both. Not all engines here know that: it becomes a
+        look at the next character, in front of the first set."""
+        if self._comes("[^"):
+            right = self._set()
+        else:
+            text, letters = self._members(begin, first=False)
+            right = _Part(f"[{text}]", letters=letters)
+        if right.text == "[]" or right.letters or not self._next("]"):
+            self.refuse(self._pattern[begin : self.at + 1])
+        return _Part(f"(?:(?={right.text}){left})", is_plain=False)
+
+    def _members(self, begin: int, depth: int = 0, first: bool = True) -> tuple[str, frozenset[str]]:
+        """Reads what is in a set, up to its end or `&&`. Returns it, and the letters that it has in either case."""
         self._ranged = False
-        negated = self._next("^")
-        if (depth and negated) or self._comes(":"):
+        if self._comes(":"):
             self.refuse(self._pattern[begin : self.at + 1])
         text = ""
         letters: frozenset[str] = frozenset()
-        first = True
-        while first or not self._next("]"):
+        while first or not self._comes("]"):
             if self.at >= len(self._pattern):
                 self.refuse(self._pattern[begin:])
             if self._comes("&&"):
-                self.refuse("&&")
+                if depth or not text:
+                    self.refuse("&&")
+                break
             if self._comes("["):
                 if text.endswith("-"):  # it could come to mean a range
                     self.refuse("-[")
-                more, others = self._inside(depth + 1)
-                if self._comes("-"):
-                    self.refuse("]-")
+                more, others = self._within(depth + 1)
                 text, letters = text + more, letters | others
             else:
                 more, others = self._range(first, depth)
                 doubled = more[:1] == text[-1:] and more[:1] in _OPERATORS  # two of them are one to some engines
                 text, letters = text + "\\" * doubled + more, letters | others
             first = False
-        return (text if depth else f"[{'^' * negated}{text}]"), letters
+        return text, letters
+
+    def _within(self, depth: int) -> tuple[str, frozenset[str]]:
+        """Reads a set within another one, to which it adds what it has."""
+        begin = self.at
+        self.at += 1
+        if self._comes("^"):
+            self.refuse(self._pattern[begin : self.at + 1])
+        found = self._members(begin, depth)
+        self.at += 1
+        if self._comes("-"):
+            self.refuse("]-")
+        return found
 
     def _range(self, first: bool, depth: int) -> tuple[str, frozenset[str]]:
         """Reads a class, a character or a range of characters."""
@@ -352,7 +379,7 @@ class _Reader:
         if not self._comes("-") or self._comes("-]"):
             return low, self._folding(point, point)
         self.at += 1
-        if self._comes("[") or self.at >= len(self._pattern) or self._class() or self._comes(r"\w"):
+        if any(map(self._comes, ("[", "&&", r"\w"))) or self.at >= len(self._pattern) or self._class():
             self.refuse(self._pattern[begin : self.at + 2])
         high, last = self._one()
         if last < point:

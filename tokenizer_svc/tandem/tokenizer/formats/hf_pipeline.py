@@ -28,9 +28,6 @@ _PIECES = {
     "MergedWithNext": r"P(?:(?!P)[\s\S])*",
 }
 _MAKE_NO_SPACE = frozenset({"NFC", "NFD", "Lowercase"})
-# Spelt out as llama.cpp does, so that the same vocabulary is the same in every format.
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPELT_OUT = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _OF_DIGITS = re.compile(r"(?:\[0-9\]|\{\d+(?:,\d*)?\}|\+)+")  # patterns of ASCII digits and nothing else
 
 
@@ -191,7 +188,7 @@ def _split(step: Step) -> str:
     pattern, literal = step["pattern"].get("Regex"), step["pattern"].get("String")
     behaviour, invert = step["behavior"], bool(step.get("invert"))
     if isinstance(pattern, str):
-        cut = translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT).replace(PUBLISHED_WORDS, WORDS))
+        cut = translated(pattern.replace(PUBLISHED_WORDS, WORDS))
     elif isinstance(literal, str) and literal:
         cut = re.escape(literal)
     else:
