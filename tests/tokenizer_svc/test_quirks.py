@@ -125,7 +125,10 @@ def _(make: Make) -> None:
 @row("UGM: a space prefix that the file does not want")
 def _(make: Make) -> None:
     merging = make(scored(model="t5", remove_extra_whitespaces=True, add_space_prefix=False, add_eos_token=False))
-    assert merging.encode("a", add_special=False) == [260]
+    assert merging.encode("a", add_special=False) == merging.encode("  a", add_special=False) == [259, 260]
+    assert merging.decode([259, 260]) == "a"
+    keeping = make(scored(model="t5", add_space_prefix=False, add_eos_token=False))
+    assert keeping.encode("a", add_special=False) == [260]
 
 
 @row("UGM: white space alone, where it does not merge")

@@ -78,6 +78,9 @@ def _config(fields: GgufFields, pre: PreTokenizer, specials: Sequence[SpecialTok
     adds_eos = fields.flag("add_eos_token", defaults.adds_eos)
     if fields.model in ("bert", "rwkv"):  # llama.cpp adds [CLS] and [SEP], or nothing, whatever the flags say
         adds_bos, adds_eos = defaults.adds_bos, defaults.adds_eos
+    space_prefix = fields.flag("add_space_prefix", defaults.space_prefix)
+    if fields.model == "t5":  # llama.cpp begins words with a space where it merges white space, the first one, too
+        space_prefix |= fields.flag("remove_extra_whitespaces", False)
     named_ends = {index for name in _ENDS if (index := fields.id(name)) is not None}
     return TokenizerConfig(
         source="gguf",
@@ -90,7 +93,7 @@ def _config(fields: GgufFields, pre: PreTokenizer, specials: Sequence[SpecialTok
         adds_bos=adds_bos and bos_id is not None,
         adds_eos=adds_eos and eos_id is not None,
         adds_sep=defaults.adds_sep and sep_id is not None,
-        adds_space_prefix=fields.flag("add_space_prefix", defaults.space_prefix) and not byte_pairs,
+        adds_space_prefix=space_prefix and not byte_pairs,
         clean_spaces=pre.clean_spaces if byte_pairs else defaults.clean_spaces,
         chat_template=fields.text("tokenizer.chat_template") or None,
     )
