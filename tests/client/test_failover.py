@@ -14,7 +14,9 @@ from tandem.client import (
     FailedPreconditionError,
     FailoverSettings,
     FinishReason,
+    GenerateOptions,
     InternalError,
+    Regex,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -23,6 +25,7 @@ from tests.client.byte_tokenizer import ByteTokenizer
 from tests.client.byte_vocabulary import EOS, TEXT, ids_of_text
 from tests.client.counting_worker import CountingWorker
 from tests.client.fakes import serving_tokenizer, serving_workers, start_tokenizer, start_worker
+from tests.client.resetting_proxy import proxy_of
 
 QUICK = FailoverSettings(attempts=3, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)
 IMPATIENT = FailoverSettings(attempts=3, restart_seconds=0, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)
@@ -337,6 +340,70 @@ async def test_an_answer_whose_end_was_lost_is_complete(client: AsyncClient, wor
     assert (result.output_ids, result.finish_reason) == (SCRIPT, FinishReason.EOS)
     assert result.matched_stop_token == EOS
     assert len(worker.seen) == 2
+
+
+async def test_the_last_of_max_tokens_may_be_a_stop_where_the_end_was_lost(
+    client: AsyncClient, worker: CountingWorker
+) -> None:
+    worker.lose_before_finished = True
+    result = await client.generate("Hi", seed=0, include_stop=True, max_tokens=len(SCRIPT))
+    assert (result.output_ids, result.finish_reason, result.matched_stop_token) == (SCRIPT, FinishReason.EOS, EOS)
+
+
+@pytest.mark.parametrize(
+    "options", [{"guided": Regex(".*")}, {"stop_sequences": [SCRIPT[3:5]], "include_stop": True}], ids=str
+)
+async def test_a_worker_is_asked_for_an_end_that_was_lost_where_only_it_knows_the_reason(
+    tokenizer_address: str, options: GenerateOptions
+) -> None:
+    first, second = pair()
+    first.lose_before_finished = True
+    async with (
+        serving_workers(first, second) as (one, two),
+        AsyncClient(tokenizer_address, [one, two], failover=QUICK, timeout=30) as client,
+    ):
+        key = _key_preferring(one, two)
+        result = await client.generate("Hi", seed=0, max_tokens=5, routing_key=key, **options)
+    assert (result.output_ids, result.failovers) == (SCRIPT[:5], 1)
+    assert list(second.seen[0].request.resumed_output_ids) == SCRIPT[:5]
+
+
+async def test_a_minimum_that_does_not_fit_into_the_context_goes_on_elsewhere(tokenizer_address: str) -> None:
+    first, second = pair()
+    first.context = second.context = 3 + 20  # BOS and "Hi"
+    first.lose_at = 9
+    async with (
+        serving_workers(first, second) as (one, two),
+        AsyncClient(tokenizer_address, [one, two], failover=QUICK, timeout=30) as client,
+    ):
+        key = _key_preferring(one, two)
+        result = await client.generate("Hi", seed=0, min_tokens=40, max_tokens=40, routing_key=key)
+    assert (len(result.output_ids), result.failovers) == (20, 1)
+    again = second.seen[0].request.stopping
+    assert (again.min_tokens, again.max_tokens) == (20, 20), "a worker refuses a minimum above the maximum"
+
+
+@pytest.mark.parametrize("code", [0, 2, None], ids=["NO_ERROR", "INTERNAL_ERROR", "no trailers"])
+async def test_an_answer_goes_on_where_a_proxy_ends_its_stream_without_a_status(
+    worker: CountingWorker, tokenizer_address: str, code: int | None
+) -> None:
+    async with (
+        serving_workers(worker) as (address,),
+        proxy_of(address) as near_worker,
+        proxy_of(tokenizer_address) as near_tokenizer,
+        AsyncClient(near_tokenizer.address, near_worker.address, failover=QUICK, timeout=30) as client,
+    ):
+        worker.pause_at = 6
+        stream = client.stream("Hi", seed=0)
+        text = (await anext(stream)).text
+        await worker.paused.wait()
+        worker.pause_at = None
+        near_worker.end_streams(code)
+        near_tokenizer.end_streams(code)
+        async for chunk in stream:
+            text += chunk.text
+        assert text == TEXT
+        assert stream.result.failovers == 1
 
 
 async def test_a_stream_that_ends_without_a_reason_is_an_error(client: AsyncClient, worker: CountingWorker) -> None:

@@ -268,6 +268,9 @@ class RpcFailure(Protocol):
 
 
 _UNSENT = 'Failed "execute_batch"'
+# gRPC's words for a stream that was reset, or ended without a status: what proxies do when the server behind them goes.
+_REMOVED = "Stream removed"
+_NO_STATUS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 
 
 _TOO_LATE = "Deadline Exceeded"  # gRPC's words, at times in others
@@ -280,16 +283,21 @@ _SWAPPED = {
 
 def from_rpc_error(error: RpcFailure, *, service: str, request_id: str = "") -> StatusError:
     """Returns the exception for a failed call, with the rich details of its status."""
-    code, message = error.code(), error.details() or ""
+    code, message, reason = error.code(), error.details() or "", ""
     # grpc.aio says INTERNAL of its own when a message cannot be sent because the connection has just gone, and never
     # asks for the call's real status.
     if code is grpc.StatusCode.INTERNAL and _UNSENT in (error.debug_error_string() or ""):
         code, message = grpc.StatusCode.UNAVAILABLE, "the connection was lost"
+    if code in _NO_STATUS and message.startswith(_REMOVED):
+        # With a reason of its own: a proxy that resets each such stream is not waited for as one that restarts.
+        code, reason = grpc.StatusCode.UNAVAILABLE, "STREAM_RESET"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and _TOO_LATE in message:
         message = f"the deadline passed while waiting for the {service}"
     if code is grpc.StatusCode.UNIMPLEMENTED and message.casefold().startswith(_NO_METHOD) and service in _SWAPPED:
         message = _SWAPPED[service]
-    return from_status(code, message, error.trailing_metadata() or (), service=service, request_id=request_id)
+    status = from_status(code, message, error.trailing_metadata() or (), service=service, request_id=request_id)
+    status.reason = status.reason or reason
+    return status
 
 
 def from_status(

@@ -252,7 +252,10 @@ class TokenStream:
             self.prompt.Clear()
         if self.accepted is not None:
             request.sampling.CopyFrom(self.accepted.sampling)
-            request.stopping.max_tokens = self.accepted.max_tokens
+            stopping = request.stopping
+            stopping.max_tokens = self.accepted.max_tokens
+            if stopping.min_tokens > stopping.max_tokens:  # more than fit into the context
+                stopping.min_tokens = stopping.max_tokens
             if self._resumable:
                 del request.resumed_output_ids[:]
                 request.resumed_output_ids.extend(self.outputs[0])
@@ -287,19 +290,20 @@ class TokenStream:
 
     def _ended_without_report(self) -> bool:
         """Returns True when the worker was lost between the last token and `finished`; then there is nothing left to
-        generate."""
+        generate. Of an end that the last id does not tell, another worker is asked."""
         ids = self.outputs[0]
         if self.accepted is None or not ids or not self._resumable:
             return False
         stopping = self._request.stopping
         last, reason = ids[-1], None
-        if len(ids) >= self.accepted.max_tokens:
-            reason = pb.FINISH_REASON_MAX_TOKENS
-        elif stopping.include_stop and len(ids) >= stopping.min_tokens:
+        if stopping.include_stop and len(ids) >= stopping.min_tokens:
             if last in stopping.stop_token_ids:
                 reason = pb.FINISH_REASON_STOP_TOKEN
             elif not stopping.ignore_eos and self._model is not None and last in self._model.eos_ids:
                 reason = pb.FINISH_REASON_EOS
+        otherwise = self._request.HasField("guided") or (stopping.include_stop and len(stopping.stop_sequences))
+        if reason is None and not otherwise and len(ids) >= self.accepted.max_tokens:
+            reason = pb.FINISH_REASON_MAX_TOKENS
         if reason is None:
             return False
         self.finished[0] = pb.Finished(reason=reason)
