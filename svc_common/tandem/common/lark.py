@@ -7,9 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.common.held_numbers import with_held_numbers
+
 # A model that is unsure likes to write white space for ever: between two tokens of JSON nothing, one space, or a line
-# break with its indentation. A schema that has "x-guidance" chooses for itself.
-JSON_WHITESPACE = {"whitespace_pattern": r"[ ]|\n[ ]{0,16}"}
+# break with its indentation. A model that wants \u00e9 begins with \u00, behind which it would find control characters
+# alone: texts without a pattern may hold all escapes. A schema that has "x-guidance" chooses for itself.
+JSON_OPTIONS = {"whitespace_pattern": r"[ ]|\n[ ]{0,16}", "json_allow_general_unicode_escapes": True}
 TEXT = r"/(.|\n)*/"  # any, without control tokens
 
 
@@ -25,10 +28,10 @@ def literal(text: str, control: Mapping[str, int]) -> str:
 
 
 def json_value(schema: Any) -> str:
-    """Returns the form of a value that a JSON schema allows."""
+    """Returns the form of a value that a JSON schema allows. Raises NotHeldError."""
     if isinstance(schema, dict):
-        schema = {"x-guidance": JSON_WHITESPACE, **schema}
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+        schema = {"x-guidance": JSON_OPTIONS, **schema}
+    return f"%json {with_held_numbers(json.dumps(schema, ensure_ascii=False))}"
 
 
 class Rules:

@@ -206,6 +206,16 @@ def test_what_a_format_cannot_hold_is_named() -> None:
         call_grammar(FORMATS["qwen3-coder"], [Tool.of(dated, "tools[3]")], control={}, required=True)
 
 
+def test_a_number_that_would_be_written_as_another_is_named_or_written_as_it_is() -> None:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"v": {"enum": [2**53 + 1]}}}}
+    asked = [Tool.of(tool, "tools[3]")]
+    with pytest.raises(NotWrittenError, match=r"^tools\[3\]: /properties/v/enum/0: 9007199254740993 has more digits"):
+        call_grammar(FORMATS["hermes"], asked, control={}, required=True)
+    lark = call_grammar(FORMATS["glm"], asked, control={}, required=True)
+    call = "<tool_call>f\n<arg_key>v</arg_key>\n<arg_value>9007199254740993</arg_value>\n</tool_call>"
+    assert allowed(lark, call) and not allowed(lark, call.replace("993", "992"))
+
+
 @pytest.mark.parametrize("name", ["qwen3-coder", "gemma4"])
 @pytest.mark.parametrize(
     ("bounds", "problem"),

@@ -68,14 +68,18 @@ REFUSED: dict[str, Any] = {
 }
 
 
+def allows(schema: dict[str, Any], text: str) -> bool:
+    matcher = compile_guide(Guide("json_schema", json.dumps(schema)), TOKENIZER)
+    ids = list(text.encode())
+    return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+
+
 @pytest.mark.parametrize("keyword", SERVED)
 def test_a_keyword_that_is_served_means_what_it_means_elsewhere(keyword: str):
     schema, texts = SERVED[keyword]
     verdicts = set()
     for text in texts:
-        matcher = compile_guide(Guide("json_schema", json.dumps(schema)), TOKENIZER)
-        ids = list(text.encode())
-        allowed = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        allowed = allows(schema, text)
         assert allowed == jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), text
         verdicts.add(allowed)
     assert verdicts == {True, False}
@@ -101,3 +105,53 @@ def test_alternatives_that_exclude_each_other_are_refused_where_they_may_overlap
     schema = {"oneOf": [INTEGER, {"type": "integer", "minimum": 3}]}
     with pytest.raises(GuideError, match="oneOf"):
         compile_guide(Guide("json_schema", json.dumps(schema)), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"exclusiveMinimum": 5, "exclusiveMaximum": 5.5},
+        {"type": ["number", "null"], "minimum": 0, "exclusiveMinimum": 0, "exclusiveMaximum": 0.25},
+        {"type": "number", "exclusiveMaximum": 0, "minimum": -0.5},
+        {"type": "number", "exclusiveMaximum": -5, "exclusiveMinimum": -5.75},
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
+        {"minimum": 0, "maximum": 3.4028234663852886e38},
+    ],
+)
+def test_bounds_mean_what_they_mean_elsewhere(schema: dict[str, Any]):
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    for text in ("0", "5", "-5", "0.1", "-0.1", "5.1", "-5.1", "5.00001", "0.5", "-7", str(2**62)):
+        assert allows(schema, text) == valid(json.loads(text)), text
+    assert valid(0) or not allows(schema, "-0")
+
+
+def test_an_integer_that_is_listed_is_written_exactly():
+    for value in (2**53, 2**60, 2**63 - 1, -(10**18)):
+        assert allows({"properties": {"id": {"enum": [1, value]}}}, f'{{"id":{value}}}')
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, 1234567890123456789, -(10**17) + 1, 2**64])
+@pytest.mark.parametrize(
+    ("listed", "place"),
+    [("$", "const"), (["a", {"b/c": "$"}], "const/1/b~1c"), ({"a": ["$"]}, "const/a/0"), ([["$"]], "const/0/0")],
+)
+def test_an_integer_that_would_be_written_as_another_is_refused_by_its_place(value: int, listed: object, place: str):
+    const = json.loads(json.dumps(listed).replace('"$"', str(value)))
+    schema = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/a"}]}, "$defs": {"a": {"const": const}}}
+    with pytest.raises(GuideError, match=rf"^/\$defs/a/{place}: {value} has more digits than are held"):
+        compile_guide(Guide("json_schema", json.dumps(schema)), TOKENIZER)
+
+
+def test_numbers_that_are_no_part_of_what_a_schema_asks_are_not_looked_at():
+    for schema in ({"default": 2**64}, {"examples": [2**64]}, {"properties": {"const": {"type": "integer"}}}):
+        assert allows({"type": "object", **schema}, "{}")
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": "string", "maxLength": 3}, {}])
+def test_a_text_may_hold_the_escape_of_any_character_but_not_half_of_one(schema: dict[str, Any]):
+    for text in (r'"\u00e9"', r'"\u20AC"', r'"a\ud83d\ude00"', r'"\u0000"', r'"\n\""'):
+        assert allows(schema, text), text
+    for text in (r'"\ud83d"', r'"\ude00"', r'"\ud83da"', r'"\u00g9"', r'"\x41"'):
+        assert not allows(schema, text), text

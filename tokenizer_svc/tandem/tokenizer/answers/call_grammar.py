@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.common.held_numbers import NotHeldError
 from tandem.common.lark import TEXT, Rules, json_value
 from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, keywords, python_value, schema_of
 from tandem.tokenizer.answers.escaped_values import escaped_object
@@ -254,7 +255,7 @@ def call_grammar(
     `reasons` the grammar begins behind the reasoning. Raises NotWrittenError."""
     rules = Rules(control)
     writing = writing_of(form, template, control)
-    call = rules.rule(" | ".join(writing.call(rules, tool) for tool in tools))
+    call = rules.rule(" | ".join(_written(writing.call, rules, tool) for tool in tools))
     more = f"({rules.literal(writing.between)} {call})*" if several and writing.between is not None else ""
     rest = f"{rules.literal(writing.head)} {call} {more} {rules.literal(writing.tail)}"
     thinks = _reasoning(rules, form, template, opened) if reasons else ""
@@ -271,6 +272,13 @@ def call_grammar(
         signs = "".join(f"\\{sign}" for sign in form.bare_sign)
         said = rf'{rest} | /[^{signs}](.|\n)*/ | ""'
     return rules.grammar(f"{thinks} ({said})")
+
+
+def _written(call: WriteCall, rules: Rules, tool: Tool) -> str:
+    try:
+        return call(rules, tool)
+    except NotHeldError as error:
+        raise NotWrittenError(f"{tool.place}: {error}") from None
 
 
 def _reasoning(rules: Rules, form: Format, template: str, opened: str | None) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tandem.common.lark import JSON_WHITESPACE
+from tandem.common.held_numbers import with_held_numbers
+from tandem.common.lark import JSON_OPTIONS
 from tandem.worker.engine.guides.guide import Guide, depth_violation
 from tandem.worker.engine.guides.limits import MAX_GRAMMAR_SIZE, MAX_LEXER_STATES
 from tandem.worker.engine.guides.structural_tags import lark_of, read_tags
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import llguidance
     from llguidance._lib import JsonCompileOptions
 
-JSON_DEFAULTS = cast("JsonCompileOptions", JSON_WHITESPACE)
+JSON_DEFAULTS = cast("JsonCompileOptions", JSON_OPTIONS)
 MAX_PLACE_CHECKS = 500  # sub-schemas tried to find the place of an error
 MAX_MESSAGE = 500  # characters
 
@@ -31,7 +32,8 @@ def grammar_of(guide: Guide, tokenizer: llguidance.LLTokenizer) -> str:
         match guide.kind:
             case "json_schema":
                 own = '"x-guidance"' in guide.text
-                return LLMatcher.grammar_from_json_schema(guide.text, defaults=None if own else JSON_DEFAULTS)
+                schema = with_held_numbers(guide.text)
+                return LLMatcher.grammar_from_json_schema(schema, defaults=None if own else JSON_DEFAULTS)
             case "regex":
                 return LLMatcher.grammar_from_regex(guide.text)
             case "choices":
@@ -75,7 +77,7 @@ def one_line(message: str) -> str:
 
 def _place(schema_text: str) -> str:
     """Returns the JSON pointer of the smallest sub-schema that cannot be compiled alone; empty if it is the whole."""
-    root = json.loads(schema_text)
+    root = json.loads(with_held_numbers(schema_text))
     shared = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root}
     checks = 0
 
