@@ -27,6 +27,8 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Ids 3 to 258 are bytes, 0 is BOS, 1 is EOS, 2 is the control token."""
 
     def __init__(self) -> None:
+        self.fingerprint = FINGERPRINT
+        self.pieces = [b"<s>", b"</s>", CONTROL_TEXT.encode(), *(bytes([byte]) for byte in range(256))]
         self.open_streams = 0
         self.opened: list[tokenizer_pb2.DecodeStreamOpen] = []
         self.decode_calls = 0
@@ -94,7 +96,7 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             name="bytes",
             vocabulary_type=tokenizer_pb2.VOCABULARY_TYPE_SPM,
             vocabulary_size=VOCABULARY,
-            fingerprint=FINGERPRINT,
+            fingerprint=self.fingerprint,
             bos_id=BOS,
             eos_id=EOS,
             adds_bos=True,
@@ -107,17 +109,17 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def Encode(self, request, context):  # noqa: N802
         await self._check(context, request.input.segments)
-        return tokenizer_pb2.EncodeResponse(encoding=self._encode(request.input), fingerprint=FINGERPRINT)
+        return tokenizer_pb2.EncodeResponse(encoding=self._encode(request.input), fingerprint=self.fingerprint)
 
     async def BatchEncode(self, request, context):  # noqa: N802
         await self._check(context, [segment for text in request.inputs for segment in text.segments])
         encodings = [self._encode(text) for text in request.inputs]
-        return tokenizer_pb2.BatchEncodeResponse(encodings=encodings, fingerprint=FINGERPRINT)
+        return tokenizer_pb2.BatchEncodeResponse(encodings=encodings, fingerprint=self.fingerprint)
 
     async def CountTokens(self, request, context):  # noqa: N802
         await self._check(context)
         counts = [len(self._encode(text).ids) for text in request.inputs]
-        return tokenizer_pb2.CountTokensResponse(counts=counts, fingerprint=FINGERPRINT)
+        return tokenizer_pb2.CountTokensResponse(counts=counts, fingerprint=self.fingerprint)
 
     def _decode(self, ids: Sequence[int]) -> tokenizer_pb2.DecodedText:
         raw = bytes(i - FIRST_BYTE for i in ids if i >= FIRST_BYTE)
@@ -126,12 +128,12 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def Decode(self, request, context):  # noqa: N802
         await self._check(context)
-        return tokenizer_pb2.DecodeResponse(decoded=self._decode(request.input.ids), fingerprint=FINGERPRINT)
+        return tokenizer_pb2.DecodeResponse(decoded=self._decode(request.input.ids), fingerprint=self.fingerprint)
 
     async def BatchDecode(self, request, context):  # noqa: N802
         await self._check(context)
         decoded = [self._decode(one.ids) for one in request.inputs]
-        return tokenizer_pb2.BatchDecodeResponse(decoded=decoded, fingerprint=FINGERPRINT)
+        return tokenizer_pb2.BatchDecodeResponse(decoded=decoded, fingerprint=self.fingerprint)
 
     async def DecodeStream(self, request_iterator, context):  # noqa: N802
         self.decode_calls += 1
@@ -169,7 +171,7 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         response.stream_key = key
         more = opening.stop_strings or opening.graphemes or opening.HasField("answer")
         if request.HasField("open"):
-            response.fingerprint = FINGERPRINT
+            response.fingerprint = self.fingerprint
             if opening.HasField("texts_from") and not more:
                 end = min(opening.texts_from + 50, VOCABULARY)
                 ids = [index for index in range(opening.texts_from, end) if index < FIRST_BYTE + 0x80]
@@ -212,7 +214,7 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             pieces = [bytes([i - FIRST_BYTE]) if i >= FIRST_BYTE else CONTROL_TEXT.encode() for i in ids]
             return tokenizer_pb2.EncodeChatResponse(
                 ids=ids,
-                fingerprint=FINGERPRINT,
+                fingerprint=self.fingerprint,
                 rendered_text=b"".join(pieces).decode() if request.include_rendered_text else "",
                 content_ranges=ranges if request.include_content_mask else [],
                 pieces=pieces if request.include_pieces else [],
@@ -227,12 +229,11 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def DownloadVocabulary(self, request, context):  # noqa: N802
         await self._check(context)
-        pieces = [b"<s>", b"</s>", CONTROL_TEXT.encode(), *(bytes([byte]) for byte in range(256))]
         types = [tokenizer_pb2.TOKEN_TYPE_CONTROL] * 3 + [tokenizer_pb2.TOKEN_TYPE_BYTE] * 256
         for first in range(0, self.vocabulary_sent, 100):
             part = slice(first, min(first + 100, self.vocabulary_sent))
             yield tokenizer_pb2.DownloadVocabularyResponse(
-                tokenizer=None if first else self._info(), first_id=first, pieces=pieces[part], types=types[part]
+                tokenizer=None if first else self._info(), first_id=first, pieces=self.pieces[part], types=types[part]
             )
 
 

@@ -16,6 +16,7 @@ from tandem.client import (
     ClientClosedError,
     ConnectionSettings,
     Encoding,
+    FailoverSettings,
     FinishReason,
     GenerateOptions,
     GenerationResult,
@@ -26,9 +27,10 @@ from tandem.client import (
     StoppingParams,
 )
 from tandem.client.generation import without
+from tandem.client.texts import MOST_BREAKERS_KEPT
 from tandem.inference.v1 import inference_pb2 as pb
 from tests.client.byte_tokenizer import ByteTokenizer
-from tests.client.byte_vocabulary import BOS, CONTROL, CONTROL_TEXT, EOS, FIRST_BYTE, TEXT, ids_of_text
+from tests.client.byte_vocabulary import BOS, CONTROL, CONTROL_TEXT, EOS, FIRST_BYTE, TEXT, VOCABULARY, ids_of_text
 from tests.client.counting_worker import CountingWorker
 from tests.client.fakes import serving_workers
 
@@ -328,6 +330,41 @@ async def test_tokens_have_their_bytes_where_they_are_asked_for(client: AsyncCli
     assert (await client.generate("Hi", max_tokens=2)).pieces is None
     alone = await client.generate([5], max_tokens=2, detokenize=False, pieces=True)
     assert alone.pieces and len(alone.pieces) == len(alone.output_ids)
+
+
+async def test_the_bytes_of_tokens_are_those_of_the_tokenizer_that_is_served_now(
+    client: AsyncClient, tokenizer: ByteTokenizer
+) -> None:
+    first = await client.generate("Hi", seed=0, max_tokens=4, pieces=True)
+    tokenizer.fingerprint, tokenizer.pieces = "another", [piece + b"!" for piece in tokenizer.pieces]
+    second = await client.generate("Hi", seed=0, max_tokens=4, pieces=True)
+    assert first.pieces is not None
+    assert second.pieces == [piece + b"!" for piece in first.pieces]
+
+
+async def test_an_id_that_only_the_model_has_is_no_bytes(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.script = [VOCABULARY, *ids_of_text("a")]
+    result = await client.generate([5], seed=0, max_tokens=2, detokenize=False, pieces=True)
+    assert (result.output_ids, result.pieces) == (worker.script, [b"", b"a"])
+
+
+async def test_a_vocabulary_is_waited_for_while_its_service_starts(
+    tokenizer: ByteTokenizer, tokenizer_address: str
+) -> None:
+    quick = FailoverSettings(initial_backoff_seconds=0.01, max_backoff_seconds=0.02)
+    async with AsyncClient(tokenizer_address, failover=quick, timeout=30) as client:
+        tokenizer.unavailable_calls = 2
+        assert len((await client.get_vocabulary()).pieces) == VOCABULARY
+
+
+async def test_a_breaker_of_dry_that_is_known_stays_so_beside_any_number_of_others(
+    client: AsyncClient, worker: CountingWorker
+) -> None:
+    for first in range(0, MOST_BREAKERS_KEPT, 64):
+        await client.generate("Hi", max_tokens=1, dry_breakers=[f"{number:03}" for number in range(first, first + 64)])
+    await client.generate("Hi", max_tokens=1, dry_breakers=["000", "new"])
+    ends = [list(each.ids) for each in worker.seen[-1].request.sampling.dry.sequence_breakers]
+    assert ids_of_text("000") in ends and ids_of_text("new") in ends
 
 
 async def test_a_chunk_says_how_many_bytes_wait(client: AsyncClient, worker: CountingWorker) -> None:

@@ -234,7 +234,7 @@ class GrowingOutput:
         self._came.set()
 
     def _pieces(self, ids: Sequence[int]) -> list[bytes] | None:
-        return None if self.vocabulary is None else [self.vocabulary[id_] for id_ in ids]
+        return None if self.vocabulary is None else _pieces(ids, self.vocabulary)
 
     def _publish(self, text: str, id_count: int) -> None:
         """Publishes new text, and the ids up to `id_count` that it is made of."""
@@ -248,8 +248,15 @@ class GrowingOutput:
 
 def top_logprobs(message: pb.TopLogprobs, vocabulary: Sequence[bytes] | None) -> TopLogprobs:
     """Returns a message's top logprobs as the SDK's record, with the bytes of the ids where a vocabulary is given."""
-    pieces = [] if vocabulary is None else [vocabulary[id_] for id_ in message.ids]
+    pieces = [] if vocabulary is None else _pieces(message.ids, vocabulary)
     return TopLogprobs(list(message.ids), list(message.logprobs), list(message.ranks), pieces)
+
+
+def _pieces(ids: Sequence[int], vocabulary: Sequence[bytes]) -> list[bytes]:
+    """Returns the bytes of ids. Models may have more ids than their tokenizers, to round the number up: those have
+    none."""
+    most = len(vocabulary)
+    return [vocabulary[id_] if id_ < most else b"" for id_ in ids]
 
 
 def _rows(numbers: bytes, count: int) -> list[array[float]]:

@@ -198,6 +198,8 @@ class Pipeline:
 
     async def _generate(self) -> None:
         fingerprint = await self._encode()
+        if fingerprint and self._texts is not None:
+            self._texts.serves(self.plan.tokenizer, fingerprint)
         if texts := self.plan.breaker_texts:
             assert self._texts is not None, "asked for by text"
             self.plan = self.plan.with_breakers(await self._texts.breakers(self.plan.tokenizer, texts, self._context))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
@@ -20,6 +21,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+T = TypeVar("T")
 M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
 
 # Limits of one batch message; larger batches are sent in several.
@@ -45,7 +47,7 @@ class TextService:
         self._failover = failover
         self.decode_calls = DecodeCalls(stub, tracer)
         self._fingerprints: dict[str, str] = {}
-        self._pieces: dict[str, list[bytes]] = {}  # of each id, by tokenizer
+        self._pieces: dict[str, tuple[str, list[bytes]]] = {}  # a fingerprint, and the bytes of each id; by tokenizer
         self._breakers: dict[tuple[str, str], list[list[int]]] = {}  # by tokenizer and text
 
     async def close(self) -> None:
@@ -56,20 +58,27 @@ class TextService:
     async def _ask(
         self, method: grpc.aio.UnaryUnaryMultiCallable[Any, Response], request: object, context: CallContext
     ) -> Response:
-        """Calls a method and retries as needed, because no method has side effects."""
+        """Calls a method and retries as needed."""
+        try:
+            return await self._retried(partial(unary, method, request, context, service=SERVICE), context)
+        finally:
+            del method  # see rpc._Errors
+
+    async def _retried(self, call: Callable[[], Awaitable[T]], context: CallContext) -> T:
+        """Calls again as needed, because no method has side effects."""
         patience = Patience(self._failover)
         try:
             while True:
                 try:
-                    response = await unary(method, request, context, service=SERVICE)
+                    answer = await call()
                 except (UnavailableError, CancelledError) as error:
                     patience.failed(error, may_wait=restarts(error, reached=self.decode_calls.reached))
                     await context.sleep(patience, error, SERVICE)
                 else:
                     self.decode_calls.reached = True
-                    return response
+                    return answer
         finally:
-            del method  # see rpc._Errors
+            del call  # see rpc._Errors
 
     async def encode(
         self, tokenizer: str, text: pb.EncodeInput, context: CallContext, *, offsets: bool = False, pieces: bool = False
@@ -145,18 +154,24 @@ class TextService:
         return _tokenizer_info(response.tokenizer)
 
     async def vocabulary(self, name: str, context: CallContext) -> Vocabulary:
+        return await self._retried(partial(self._download, name, context), context)
+
+    async def _download(self, name: str, context: CallContext) -> Vocabulary:
         request = pb.DownloadVocabularyRequest(tokenizer=name)
         info: TokenizerInfo | None = None
         pieces: list[bytes] = []
         types: list[str] = []
         scores: list[float] = []
-        with context.errors(SERVICE):
-            call = self.stub.DownloadVocabulary(request, timeout=context.timeout(SERVICE), metadata=context.metadata())
-            async for part in call:
-                info = info or _tokenizer_info(part.tokenizer)
-                pieces += part.pieces
-                types += [_TOKEN_TYPES[kind] for kind in part.types]
-                scores += part.scores
+        call = self.stub.DownloadVocabulary(request, timeout=context.timeout(SERVICE), metadata=context.metadata())
+        try:
+            with context.errors(SERVICE):
+                async for part in call:
+                    info = info or _tokenizer_info(part.tokenizer)
+                    pieces += part.pieces
+                    types += [_TOKEN_TYPES[kind] for kind in part.types]
+                    scores += part.scores
+        finally:
+            del call  # see rpc._Errors
         if info is None or not len(pieces) == len(types) == info.vocabulary_size:
             raise InternalError(
                 "the tokenizer sent a number of ids that differs from its vocabulary size",
@@ -169,13 +184,15 @@ class TextService:
     async def pieces(self, tokenizer: str, context: CallContext) -> list[bytes]:
         """Returns the bytes of each id, which are asked for once."""
         if tokenizer not in self._pieces:
-            self._pieces[tokenizer] = (await self.vocabulary(tokenizer, context)).pieces
-        return self._pieces[tokenizer]
+            vocabulary = await self.vocabulary(tokenizer, context)
+            self._pieces[tokenizer] = (vocabulary.tokenizer.fingerprint, vocabulary.pieces)
+        return self._pieces[tokenizer][1]
 
     async def breakers(self, tokenizer: str, texts: Sequence[str], context: CallContext) -> list[list[int]]:
         """Returns the ids of every way in which one of the texts can begin within a token; computed once for each
         text."""
-        wanted = [text for text in dict.fromkeys(texts) if (tokenizer, text) not in self._breakers]
+        known = {text: self._breakers.get((tokenizer, text)) for text in texts}
+        wanted = [text for text, ids in known.items() if ids is None]
         if wanted:
             pieces = await self.pieces(tokenizer, context)
             begun = {text: list(beginnings(text, pieces)) for text in wanted}
@@ -186,14 +203,20 @@ class TextService:
             if len(self._breakers) + len(wanted) > MOST_BREAKERS_KEPT:
                 self._breakers.clear()
             for text, found in begun.items():
-                self._breakers[tokenizer, text] = [[id_, *ids[rest]] for id_, rest in found]
-        return [ids for text in dict.fromkeys(texts) for ids in self._breakers[tokenizer, text]]
+                known[text] = self._breakers[tokenizer, text] = [[id_, *ids[rest]] for id_, rest in found]
+        return [ids for found in known.values() for ids in found or ()]
 
     async def fingerprint(self, name: str, context: CallContext) -> str:
         """Returns the fingerprint of the tokenizer of that name, which is asked for once."""
         if name not in self._fingerprints:
             self._fingerprints[name] = (await self.tokenizer(name, context)).fingerprint
         return self._fingerprints[name]
+
+    def serves(self, tokenizer: str, fingerprint: str) -> None:
+        """Takes the fingerprint that the service told with ids: where another was known, the tokenizer was replaced."""
+        of_pieces, _ = self._pieces.get(tokenizer, (fingerprint, []))
+        if {of_pieces, self._fingerprints.get(tokenizer, fingerprint)} != {fingerprint}:
+            self.forget_fingerprints()
 
     def forget_fingerprints(self) -> None:
         """Drops what is known, because a worker contradicted a fingerprint: the tokenizer may have been replaced."""
