@@ -296,6 +296,8 @@ PUBLISHED_WRAPPERS: dict[str, tuple[dict[str, Any], float]] = FAMILIES | {
                 **{"bos_token_id": 1, "eos_token_id": 53, "head_dim": 128, "model_type": "exaone4_5_text"},
                 **{"layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16, "rms_norm_eps": 1e-5},
                 **{"rope_theta": 1000000, "sliding_window": 4096, "sliding_window_pattern": "LLLG"},
+                **{"_num_mtp_layers": 1, "mtp_loss_scaling_factor": 0.05, "mtp_share_layers": True},
+                "num_nextn_predict_layers": 1,
                 "rope_scaling": {
                     **{"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
                     "original_max_position_embeddings": 8192,

@@ -113,6 +113,10 @@ def wrapped(kind: str, model_type: str, layers: int, **text: Any) -> dict[str, A
     }
 
 
+QWEN_27B = {
+    **{"hidden_size": 5120, "intermediate_size": 17408, "linear_num_value_heads": 48, "num_attention_heads": 24},
+    "num_key_value_heads": 4,
+}
 # Its config, the parameters of its text model in thousand millions, and its bytes of recurrent state.
 PUBLISHED: dict[str, tuple[dict[str, Any], float, int]] = {
     "Qwen3-Next-80B-A3B": (QWEN3_NEXT, 79.7, 36 * 32 * 128 * 128 * 4),
@@ -134,20 +138,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, int]] = {
         34.7,
         30 * 32 * 128 * 128 * 4,
     ),
-    "Qwen3.6-27B": (
-        wrapped(
-            "Qwen3_5",
-            "qwen3_5",
-            64,
-            hidden_size=5120,
-            intermediate_size=17408,
-            linear_num_value_heads=48,
-            num_attention_heads=24,
-            num_key_value_heads=4,
-        ),
-        26.9,
-        48 * 48 * 128 * 128 * 4,
-    ),
+    "Qwen3.5-27B": (wrapped("Qwen3_5", "qwen3_5", 64, **QWEN_27B, mlp_only_layers=[]), 26.9, 48 * 48 * 128 * 128 * 4),
+    "Qwen3.6-27B": (wrapped("Qwen3_5", "qwen3_5", 64, **QWEN_27B), 26.9, 48 * 48 * 128 * 128 * 4),
 }
 
 

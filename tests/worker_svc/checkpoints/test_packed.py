@@ -59,7 +59,10 @@ def awq(q: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> dict[str, A
 FORMATS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
     "gptq asymmetric": {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False},
-    "gptq v2": {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"},
+    "gptq v2": {
+        **{"quant_method": "gptq", "bits": 4, "group_size": 32},
+        **dict.fromkeys(("checkpoint_format", "format"), "gptq_v2"),
+    },
     "gptq in the order of activations": {
         **{"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True},
     },
@@ -67,6 +70,11 @@ FORMATS: dict[str, dict[str, Any]] = {
     "gptq of 8 bits, asymmetric": {"quant_method": "gptq", "bits": 8, "group_size": 64, "sym": False},
     "gptq channels": {"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True},
+    "awq of GPTQModel, symmetric": {
+        **{"quant_method": "awq", "method": "awq", "bits": 4, "group_size": 64, "zero_point": False, "sym": True},
+        **dict.fromkeys(("version", "format", "checkpoint_format"), "gemm"),
+        **{"desc_act": False, "lm_head": False, "pack_dtype": "int32", "meta": {"quantizer": ["gptqmodel:5.4"]}},
+    },
 }
 
 
@@ -177,6 +185,8 @@ def test_the_stored_bytes_are_those_that_come(name: str, tmp_path: Path) -> None
         ({"bits": 3}, "quantization_config.bits is 3; served are 4 and 8"),
         ({"group_size": 48}, "quantization_config.group_size is 48"),
         ({"checkpoint_format": "marlin"}, "quantization_config.checkpoint_format 'marlin' is not served"),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "format is 'gptq_v2', but checkpoint_format is 'gptq'"),
+        ({"dynamic": {"+:.*up_proj": {"bits": 8}}}, r"dynamic.\+:.\*up_proj.bits is 8, but of all it is 4"),
         ({"group_size": 64}, "has the shape"),
     ],
 )
@@ -185,6 +195,23 @@ def test_what_is_not_served_is_refused_by_name(change: dict[str, Any], problem: 
     change_config(tmp_path, quantization_config=FORMATS["gptq"] | change)
     with pytest.raises(CheckpointError, match=problem):
         open_checkpoint(tmp_path)
+
+
+def test_matrices_that_patterns_leave_out_are_plain(tmp_path: Path) -> None:
+    reference = save_packed(tmp_path, FORMATS["gptq"])
+    tensors = {
+        name: each for name, each in load_file(tmp_path / "model.safetensors").items() if "self_attn" not in name
+    }
+    plain = {name: each.data for name, each in reference.named_parameters() if "self_attn" in name}
+    save_file(tensors | plain, tmp_path / "model.safetensors", {"format": "pt"})
+    # as of Qwen3.5-27B-GPTQ-Int4
+    dynamic = {"lm_head": {}, "model.language_model.embed_tokens": {}, "-:.*attn.*": {}, "-:.*mtp.*": {"bits": 8}}
+    change_config(tmp_path, quantization_config=FORMATS["gptq"] | {"dynamic": dynamic})
+    ids = some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    model = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32, quantization=None)
+    torch.testing.assert_close(logits_in_chunks(model, ids, [30]), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.fields import Fields
@@ -16,11 +18,19 @@ from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_wrapped import text_fields
 from tandem.worker.checkpoints.places import places_with_latents
+from tandem.worker.checkpoints.schemes import scheme_of
 from tests.worker_svc.checkpoints.published import PUBLISHED
 from tests.worker_svc.checkpoints.published_states import PUBLISHED as WITH_STATES
+from tests.worker_svc.checkpoints.published_wrappers import PUBLISHED_WRAPPERS
 
 CONFIGS = {name: values for name, (values, _) in PUBLISHED.items()}
 CONFIGS |= {name: values for name, (values, *_) in WITH_STATES.items()}
+ALL_CONFIGS = CONFIGS | {name: values for name, (values, _) in PUBLISHED_WRAPPERS.items()}
+# By these names, or, of the first GLM-4.1V, where its fields stand.
+UNKNOWN_TO_TRANSFORMERS = {
+    *("Kimi-K2-Instruct", "MiniMax-Text-01", "Phi-4-multimodal-instruct", "InternVL3_5-8B"),
+    *("Nemotron-3-Nano-Omni-30B-A3B-Reasoning", "GLM-4.1V-9B-Thinking, as first published"),
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -33,6 +43,17 @@ def test_a_published_config_has_the_parameters_that_its_model_is_said_to_have(na
     assert parameters / 1e9 == pytest.approx(billions, rel=0.02)
     _, stored = places_with_latents(config, config.tensor_shapes(), architecture.stored_name)
     assert sum(math.prod(shape) for shape in stored.values()) == parameters
+    assert (scheme_of(fields) is None) == ("quantization_config" not in values)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_CONFIGS if name not in UNKNOWN_TO_TRANSFORMERS])
+def test_a_config_that_transformers_writes_again_says_the_same(name: str, tmp_path: Path) -> None:
+    values = {key: value for key, value in ALL_CONFIGS[name].items() if key != "auto_map"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    published, again = (text_fields(Fields.read(folder / "config.json")) for folder in (tmp_path, tmp_path / "again"))
+    expected = read_config(published, architecture_of(published), tied=False)
+    assert read_config(again, architecture_of(again), tied=False) == expected
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -222,6 +222,11 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], tuple[Parts, torch.Tensor]], d
     "mxfp4": (e2m1_in_powers, compressed("float", 4, **IN_POWERS) | {"format": "mxfp4-pack-quantized"}, "e2m1"),
     "mxfp8": (fp8_in_powers, compressed("float", 8, **IN_POWERS) | {"format": "mxfp8-quantized"}, ""),
     "modelopt FP8": (fp8_of_model_optimizer, model_optimizer("FP8", 8), "fp8"),
+    "modelopt FP8, older": (
+        fp8_of_model_optimizer,
+        {"quant_algo": "FP8", "kv_cache_scheme": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}},
+        "fp8",
+    ),
     "modelopt FP8, rows": (fp8_rows_of_model_optimizer, model_optimizer("FP8_PER_CHANNEL_PER_TOKEN", 8), "fp8"),
     "modelopt FP8, squares": (fp8_squares_of_model_optimizer, model_optimizer("fp8_pb_wo", 8), "fp8"),
     "modelopt NVFP4": (of_model_optimizer(e2m1), model_optimizer("NVFP4", 4, 16), "e2m1"),

@@ -17,6 +17,15 @@ from tests.worker_svc.checkpoints.published.parts import (
     yarn,
 )
 
+_GLM_52 = glm5(
+    *(8000000, 1048576),
+    head_dim=192,
+    index_skip_topk_offset=3,
+    index_topk_freq=4,
+    index_topk_pattern=None,
+    index_share_for_mtp_iteration=True,
+)
+
 LATENTS: dict[str, tuple[dict[str, Any], float]] = {
     "DeepSeek-V2-Lite": (
         deepseek(
@@ -77,16 +86,8 @@ LATENTS: dict[str, tuple[dict[str, Any], float]] = {
         1600.0,
     ),
     "GLM-5": (glm5(1000000, 202752), 743.9),
-    "GLM-5.2": (
-        glm5(
-            *(8000000, 1048576),
-            index_skip_topk_offset=3,
-            index_topk_freq=4,
-            index_topk_pattern=None,
-            index_share_for_mtp_iteration=True,
-        ),
-        743.4,
-    ),
+    "GLM-5.2": (_GLM_52 | {"moe_router_dtype": "float32"}, 743.4),
+    "GLM-5.2-NVFP4": (_GLM_52 | {"layer_types": ["deepseek_sparse_attention"] * 78, "num_experts": 256}, 743.4),
     "Kimi-K2-Instruct": (
         deepseek(
             "DeepseekV3",

@@ -125,6 +125,15 @@ class Fields:
             raise self.error(key, f"must be an object, but is {shown(value)}")
         return Fields(self.path, value, f"{self._prefix}{key}.")
 
+    def by_layer(self) -> dict[int, Fields]:
+        """Reads the objects in it, which layers' numbers name; transformers begins them with zeros ("05")."""
+        found: dict[int, Fields] = {}
+        for name in self.values:
+            if not (name.isascii() and name.isdecimal() and len(name) < 10) or int(name) in found:
+                raise self.error(name, "is not the number of a layer, or is there twice")
+            found[int(name)] = self.object(name)
+        return found
+
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """Reads one id or a list of ids, each below `vocab_size`; empty when absent."""
         value = self.values.get(key)

@@ -45,16 +45,15 @@ def _full_heads(config: Fields, windows: tuple[int, ...]) -> KVHeads:
     heads = KVHeads(usual if said is None else said, config.integer("global_head_dim", 512))
     if not config.has("per_layer_config"):
         return heads
-    layers, head_dim = config.object("per_layer_config"), config.integer("head_dim", 256)
-    if not layers.values:  # none differs
+    layers, head_dim = config.object("per_layer_config").by_layer(), config.integer("head_dim", 256)
+    if not layers:  # none differs
         return KVHeads(usual, head_dim)
     every = windows or (0,) * config.integer("num_hidden_layers")
-    full = {str(layer) for layer, window in enumerate(every) if not window}
-    if layers.values.keys() != full:
+    full = {layer for layer, window in enumerate(every) if not window}
+    if layers.keys() != full:
         raise config.error("per_layer_config", "must be of those layers alone that have no window, and of all of them")
     found = set()
-    for name in full:
-        layer = layers.object(name)
+    for layer in layers.values():
         for key in layer.values.keys() - {"head_dim", "num_key_value_heads"}:
             raise layer.error(key, "differs by layer, which is not served")
         found.add(KVHeads(layer.integer("num_key_value_heads", usual), layer.integer("head_dim", head_dim)))

@@ -22,6 +22,7 @@ KEYS = {
     "indexer.most": "index_topk",
     "indexer.layers": "indexer_types",
 }
+_INDEXED = ("indexed_attention", "deepseek_sparse_attention")  # layers with an indexer, now and once
 _INDEXERS = ("full", "shared")  # a layer's own, or that of the last layer before it that has one
 
 
@@ -79,6 +80,16 @@ def without_head_dim(config: Fields) -> Fields:
     return config.with_values({key: value for key, value in config.values.items() if key != "head_dim"})
 
 
+def without_part_of_head(config: Fields) -> Fields:
+    """Returns the config of a GLM-5 without `head_dim`, which is that of either part of a head: of the rotated one, or
+    of the other one (5.2)."""
+    sizes = [config.integer(key) for key in ("qk_rope_head_dim", "qk_nope_head_dim")]
+    if config.integer("head_dim", sizes[0]) not in sizes:
+        said = f"is {config.integer('head_dim')}, but with latents of these sizes it is {sizes[0]} or {sizes[1]}"
+        raise config.error("head_dim", said)
+    return config.with_values({key: value for key, value in config.values.items() if key != "head_dim"})
+
+
 def mistral4(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns no field of `ModelConfig`: what is said of the part of a head that rotates is what is said of latents."""
     rotated = config.integer("qk_rope_head_dim")
@@ -92,8 +103,8 @@ def mistral4(config: Fields, rope: Fields, _windows: tuple[int, ...]) -> dict[st
 
 def _indexer(config: Fields, layers: int, heads: int, choosing: tuple[int, ...]) -> Indexer:
     """Reads the sizes, of which `heads` is a default."""
-    kinds, only = config.values.get("layer_types"), ["indexed_attention"] * layers
-    if kinds is not None and kinds != only:
+    kinds = config.values.get("layer_types")
+    if kinds is not None and kinds not in [[name] * layers for name in _INDEXED]:
         raise config.error("layer_types", f"must name indexed_attention for each of the {layers} layers")
     return build(
         Indexer,

@@ -94,11 +94,11 @@ def step(config: Fields, _rope: Fields, windows: tuple[int, ...]) -> dict[str, A
 
 def _said_again(config: Fields, heads: int, layers: int) -> list[int] | None:
     """Returns the heads of queries by what transformers writes of layers that differ; None where it is more."""
-    said = {layer: config.object(layer) for layer in config.values}
+    said = config.by_layer()
     if any(each.values.keys() - {"num_attention_heads"} for each in said.values()):
         return None
     usual = Fields(config.path, {})
-    return [said.get(str(layer), usual).integer("num_attention_heads", heads) for layer in range(layers)]
+    return [said.get(layer, usual).integer("num_attention_heads", heads) for layer in range(layers)]
 
 
 def _parts(config: Fields, layers: int) -> list[str]:

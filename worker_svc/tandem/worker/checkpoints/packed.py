@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.fields import Fields, shown
 from tandem.worker.checkpoints.grouped import GROUPS, Grouped, Quantization
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the number whose bits are the lowest, the next ones, ...
@@ -80,17 +80,31 @@ def packing_of(method: str, fields: Fields) -> Packing:
     group = fields.integer("group_size")
     if group != -1 and group not in (32, 64) and (group <= 0 or group % GROUPS[-1]):
         raise fields.error("group_size", f"is {group}; served are -1, 32, 64 and multiples of {GROUPS[-1]}")
+    _check_alike(fields)
     if method == "awq":
         if (version := (fields.text("version", "gemm") or "").lower()) != "gemm":
             raise fields.error("version", f"{version!r} is not served; served is gemm")
-        if not fields.boolean("zero_point", True):
-            raise fields.error("zero_point", "is false; AWQ without zeros is not served")
         return Packing("awq", max(group, 0), 0)
     reordered = fields.boolean("desc_act", False)
-    kind = fields.text("checkpoint_format", "gptq")
+    kind = fields.text("checkpoint_format", fields.text("format", "gptq"))
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", f"{kind!r} is not served; served are gptq and gptq_v2")
+    if fields.text("format", kind) != kind:
+        raise fields.error("format", f"is {fields.text('format')!r}, but checkpoint_format is {kind!r}")
     return Packing("gptq", max(group, 0), 1 if kind == "gptq" else 0, reordered, bits)
+
+
+def _check_alike(fields: Fields) -> None:
+    """Checks that what `dynamic` says of matrices, by patterns of their names, is what is said of all. Those behind
+    `-:` are not packed, which is seen from their tensors."""
+    dynamic = fields.object("dynamic")
+    for pattern in dynamic.values:
+        if pattern.startswith("-:"):
+            continue
+        rule = dynamic.object(pattern)
+        for key, value in rule.values.items():
+            if value != (whole := fields.values.get(key)):
+                raise rule.error(key, f"is {shown(value)}, but of all it is {shown(whole)}; served is one of all")
 
 
 @dataclass(frozen=True, slots=True)

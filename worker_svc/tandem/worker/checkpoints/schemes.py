@@ -338,7 +338,8 @@ def scheme_of(config: Fields) -> Scheme | None:
     fields, beside = config.object("quantization_config"), config.path.parent / HF_QUANT_CONFIG
     if not fields.values:
         return model_optimizer_scheme(Fields.read(beside)) if beside.exists() else None
-    method = fields.text("quant_method")
+    # ModelOpt did not always name itself.
+    method = fields.text("quant_method", "modelopt" if fields.has("quant_algo") else None)
     if method is None or method not in QUANTIZATION:
         raise fields.error("quant_method", f"{method!r} is not served; served are {', '.join(QUANTIZATION)}")
     check_fields(fields, QUANTIZATION[method])

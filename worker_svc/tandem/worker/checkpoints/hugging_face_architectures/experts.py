@@ -180,6 +180,7 @@ EXPERTS = (
         "phimoe",
         "PhimoeForCausalLM",
         _PHIMOE_NAMES,
+        also_spelled=("PhiMoEForCausalLM",),
         rope_theta=1e6,
         attention_bias=False,
         longrope=True,

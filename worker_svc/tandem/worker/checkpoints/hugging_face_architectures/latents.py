@@ -4,6 +4,7 @@ checkpoints."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tandem.worker.checkpoints.hugging_face_architectures.architecture import Architecture, ExpertFields
@@ -15,6 +16,7 @@ from tandem.worker.checkpoints.hugging_face_latents import (
     minicpm3,
     mistral4,
     without_head_dim,
+    without_part_of_head,
 )
 from tandem.worker.checkpoints.hugging_face_sarvam import sarvam_mla
 from tandem.worker.checkpoints.model_parts.mlp import ClampedSwiGLU
@@ -193,7 +195,10 @@ LATENTS = (
         "GlmMoeDsaForCausalLM",
         **_INDEXED,
         index_interleaved=True,
-        experts=ExpertFields(**_INDEXED_EXPERTS),
+        experts=replace(
+            ExpertFields(**_INDEXED_EXPERTS), counts=("n_routed_experts", "num_local_experts", "num_experts")
+        ),
+        prepared=without_part_of_head,
         further=glm_moe_dsa,
     ),
     Architecture(

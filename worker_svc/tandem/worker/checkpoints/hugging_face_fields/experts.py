@@ -23,7 +23,12 @@ _LISTED_EXPERTS = rules(
 
 EXPERTS: Mapping[str, Table] = {
     "mixtral": EVERY | rules(USED, "sliding_window") | EXPERTS_PER_TOKEN,
-    "qwen3_moe": EVERY | rules(USED, "attention_bias") | QWEN_WINDOWS | _LISTED_EXPERTS,
+    "qwen3_moe": EVERY
+    | rules(USED, "attention_bias")
+    | QWEN_WINDOWS
+    | _LISTED_EXPERTS
+    # what Qwen3-Coder says of what all are
+    | {"qkv_bias": Only((False,)), "use_qk_norm": Only((True,))},
     "qwen2_moe": EVERY | rules(USED, "qkv_bias shared_expert_intermediate_size") | QWEN_WINDOWS | _LISTED_EXPERTS,
     "olmoe": EVERY
     | rules(USED, "clip_qkv attention_bias num_experts num_local_experts num_experts_per_tok norm_topk_prob"),

@@ -40,7 +40,7 @@ _ALPHA_BETA, _MINIMAX_PARTS = ("alpha", "beta"), ("full_attention", "linear_atte
 
 HYBRIDS: Mapping[str, Table] = {
     "qwen3_next": _HYBRID | _HYBRID_EXPERTS | rules(USED, "decoder_sparse_step mlp_only_layers norm_topk_prob"),
-    "qwen3_5_text": _HYBRID,
+    "qwen3_5_text": _HYBRID | {"mlp_only_layers": Only(([],))},
     "qwen3_5_moe_text": _HYBRID
     | _HYBRID_EXPERTS
     | {"mlp_only_layers": Only(([],)), "decoder_sparse_step": Only((1,)), "norm_topk_prob": Only((True,))},

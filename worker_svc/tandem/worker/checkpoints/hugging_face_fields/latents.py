@@ -51,8 +51,9 @@ LATENTS: Mapping[str, Table] = {
     | {"scoring_func": Only(("sqrtsoftplus",)), "intermediate_size": Only(), "expert_dtype": Only(("fp4", "fp8"))},
     "glm_moe_dsa": _INDEXED
     | rules(USED, "indexer_types index_topk_pattern index_topk_freq index_skip_topk_offset")
+    | rules(USED, "num_experts")
     | rules(NEUTRAL, "index_share_for_mtp_iteration")  # of layers that draft
-    | {"indexer_rope_interleave": Only((True,))},
+    | {"indexer_rope_interleave": Only((True,)), "moe_router_dtype": Only(("float32",))},
     "glm4_moe_lite": LATENT_SIZES
     | _LATENT_EXPERTS
     | rules(USED, "mlp_layer_types num_local_experts norm_topk_prob num_nextn_predict_layers rope_interleave")

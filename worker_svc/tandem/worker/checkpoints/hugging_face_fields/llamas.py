@@ -42,7 +42,10 @@ LLAMAS: Mapping[str, Table] = {
     "exaone": DENSE
     | rules(USED, "num_layers layer_norm_epsilon activation_function")
     | rules(NEUTRAL, "embed_dropout"),
-    "exaone4": EVERY | rules(USED, "sliding_window sliding_window_pattern"),
+    "exaone4": EVERY
+    | rules(USED, "sliding_window sliding_window_pattern")
+    # the layer that drafts is not read
+    | rules(NEUTRAL, "num_nextn_predict_layers _num_mtp_layers mtp_share_layers mtp_loss_scaling_factor"),
     "cwm": EVERY | rules(USED, "mlp_bias sliding_window"),
     "hunyuan_v1_dense": DENSE | HUNYUAN,
     "iquestcoder": EVERY

@@ -20,7 +20,7 @@ MODEL_OPTIMIZER_GROUP: Table = rules(USED, "weights input_activations") | rules(
 # By `quant_method`. Neutral is how the numbers were found and which kernel another program multiplies them with; which
 # matrices are packed is seen from the tensors.
 QUANTIZATION: Mapping[str, Table] = {
-    "gptq": rules(USED, "quant_method bits group_size checkpoint_format desc_act")
+    "gptq": rules(USED, "quant_method bits group_size checkpoint_format format desc_act dynamic")
     | rules(
         NEUTRAL,
         "sym damp_percent damp_auto_increment true_sequential static_groups mse dataset tokenizer batch_size",
@@ -28,11 +28,14 @@ QUANTIZATION: Mapping[str, Table] = {
         "pad_token_id cache_block_outputs use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length",
         "backend model_name_or_path model_file_base_name quantizer meta lm_head",
     )
-    | {"is_marlin_format": Only((False,)), "pack_dtype": Only(("int32",)), "dynamic": Only(({},))}
-    | rules(Only(("gptq",)), "format method"),
+    | {"is_marlin_format": Only((False,)), "pack_dtype": Only(("int32",)), "method": Only(("gptq",))},
     "fp8": rules(USED, "quant_method weight_block_size")
     | rules(NEUTRAL, "activation_scheme modules_to_not_convert scale_fmt dequantize ignored_layers")
-    | {"fmt": Only(("e4m3",)), "is_checkpoint_fp8_serialized": Only((True,)), "expert_dtype": Only(("fp4", "fp8"))},
+    | {
+        "fmt": Only(("e4m3", "float8_e4m3fn")),
+        "is_checkpoint_fp8_serialized": Only((True,)),
+        "expert_dtype": Only(("fp4", "fp8")),
+    },
     "fbgemm_fp8": rules(USED, "quant_method") | rules(NEUTRAL, "activation_scale_ub modules_to_not_convert"),
     "mxfp4": rules(USED, "quant_method") | rules(NEUTRAL, "modules_to_not_convert") | {"dequantize": Only((False,))},
     "compressed-tensors": rules(USED, "quant_method config_groups sparsity_config")
@@ -57,11 +60,15 @@ QUANTIZATION: Mapping[str, Table] = {
         "llm_int8_enable_fp32_cpu_offload",
     )
     | {"bnb_4bit_quant_storage": Only(("uint8",))},
-    "awq": rules(USED, "quant_method bits group_size version zero_point")
+    "awq": rules(USED, "quant_method bits group_size version dynamic")
     | rules(
         NEUTRAL,
         "backend do_fuse fuse_max_seq_len modules_to_fuse modules_to_not_convert exllama_config",
-    ),
+        # without a zero point, each zero is the middle of what is stored, and is stored too
+        "zero_point sym lm_head meta",
+    )
+    | {"desc_act": Only((False,)), "pack_dtype": Only(("int32",)), "method": Only(("awq",))}
+    | rules(Only(("gemm",)), "checkpoint_format format"),
 }
 
 # Of compressed-tensors' groups of layers. How activations are rounded is not looked at; in which order groups were made
