@@ -209,6 +209,8 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 ids += [CONTROL, *ids_of_text(message.role + "\n")]
                 ranges += [len(ids), len(ids) + len(message.content.encode())]
                 ids += ids_of_text(message.content + "\n")
+            if request.continue_final_message:
+                ids.pop()
             if request.add_generation_prompt:
                 ids += [CONTROL, *ids_of_text("assistant\n")]
             pieces = [bytes([i - FIRST_BYTE]) if i >= FIRST_BYTE else CONTROL_TEXT.encode() for i in ids]

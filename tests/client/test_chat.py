@@ -21,7 +21,7 @@ from tandem.client import (
 )
 from tandem.tokenizer.v1 import tokenizer_pb2
 from tests.client.byte_tokenizer import ByteTokenizer
-from tests.client.byte_vocabulary import CONTROL, CONTROL_TEXT, FINGERPRINT, TEXT, ids_of_text
+from tests.client.byte_vocabulary import CONTROL, CONTROL_TEXT, FINGERPRINT, FIRST_BYTE, TEXT, ids_of_text
 from tests.client.fakes import ServersThread
 from tests.client.test_cli import TANDEM, environment, on_a_terminal, tandem
 
@@ -56,6 +56,15 @@ async def test_answers_to_a_conversation(client: AsyncClient) -> None:
     encoded = await client.generate(await client.encode_chat(USER), seed=0, max_tokens=9)
     for result in (whole, stream.result, batch[1], encoded):
         assert result.prompt_ids == prompt_of(("user", "Hi <|control|>"))
+
+
+async def test_an_answer_may_continue_the_last_message(client: AsyncClient, tokenizer: ByteTokenizer) -> None:
+    begun = Conversation([*USER, {"role": "assistant", "content": "Sure: "}], continue_final_message=True)
+    encoding = await client.encode_chat(begun, rendered_text=True)
+    assert encoding.rendered_text.endswith("assistant\nSure: ")
+    answer = await client.chat(begun, seed=0, max_tokens=9)
+    assert (answer.prompt_ids, answer.text, answer.content) == (encoding.ids, TEXT[:9], TEXT[:9])
+    assert [request.HasField("answer") for request in tokenizer.chats] == [False, True]
 
 
 async def test_both_ways_to_write_a_message_are_one(client: AsyncClient, tokenizer: ByteTokenizer) -> None:
@@ -165,6 +174,15 @@ def test_one_message_and_its_answer(servers: ServersThread) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, TEXT, "")
     expected = prompt_of(("system", "Be brief"), ("user", "Hi"))
     assert [list(seen.request.prompt_ids) for seen in servers.worker.seen] == [expected] * 3
+
+
+def test_an_answer_may_be_begun(servers: ServersThread) -> None:
+    done = tandem(servers, "chat", "Hi", "--begin", "Sure: ", "--seed", "0", "--max-tokens", "5")
+    assert (done.returncode, done.stdout) == (0, TEXT[:5])
+    [seen] = servers.worker.seen
+    assert bytes(index - FIRST_BYTE for index in seen.request.prompt_ids[-6:]) == b"Sure: "
+    shown = tandem(servers, "chat", "Hi", "--begin", "Sure: ", "--show-prompt", "--json")
+    assert json.loads(shown.stdout)["ids"] == list(seen.request.prompt_ids)
 
 
 def test_the_prompt_is_shown_without_an_answer(servers: ServersThread) -> None:

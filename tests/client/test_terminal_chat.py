@@ -175,6 +175,7 @@ def test_commands(servers: ServersThread, tmp_path: Path) -> None:
     with chat(servers, tmp_path, "--max-tokens", "3") as terminal:
         terminal.say("/help", "/retry")
         terminal.say("/nothing", "there is no command /nothing")
+        terminal.say("/continue", "there is no answer to continue")
         terminal.say("/system Be brief", "system: Be brief")
         terminal.say(f"/tools {tools}", "tools: weather")
         terminal.say("/params temperature=0.5 max_tokens=4", "max_tokens=4 seed=0 temperature=0.5")
@@ -182,6 +183,7 @@ def test_commands(servers: ServersThread, tmp_path: Path) -> None:
         terminal.say("/params mood=1", "unknown option: mood")
         terminal.say("//one", TEXT[:4])
         terminal.say("/retry", TEXT[:4])
+        terminal.say("/continue", TEXT[:4])
         terminal.say("/tokens", "tokens: ")
         terminal.say("/tokens ab", "2: ")
         terminal.say(f"/save {file}", "3 messages are in")
@@ -194,12 +196,13 @@ def test_commands(servers: ServersThread, tmp_path: Path) -> None:
         terminal.wait_for("> ")
         terminal.type("/exit" + ENTER)
         assert terminal.process.wait(60) == 0
-    answer = {"role": "assistant", "content": TEXT[:4]}
+    answer = {"role": "assistant", "content": TEXT[:4] * 2}
     messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "/one"}, answer]
     assert json.loads(file.read_text())["messages"] == messages
     first = prompt_of(("system", "Be brief"), ("user", "/one"))
     together = prompt_of(*((each["role"], each["content"]) for each in messages), ("user", "two"))
-    assert prompts(servers) == [first, first, together]
+    begun = prompt_of(("system", "Be brief"), ("user", "/one"), ("assistant", TEXT[:4]))[: -2 - len("assistant\n")]
+    assert prompts(servers) == [first, first, begun, together]
     assert "weather" in servers.tokenizer.chats[-1].tools[0]
     assert servers.worker.seen[0].request.sampling.temperature == 0.5
 

@@ -78,3 +78,22 @@ async def test_a_guided_answer_may_think_before_it_where_it_has_a_budget(client:
         plain = await client.chat(MESSAGES, **asked, **options)
         assert plain.content in ("yes", "no") and not plain.reasoning and THINK not in plain.output_ids
         assert plain.usage.reasoning_tokens == 0
+
+
+async def test_reasoning_that_was_begun_goes_on_until_its_mark(client: AsyncClient) -> None:
+    """The mark comes of a bias here; the reasoning is begun by the content of the last message."""
+    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    text = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    messages = [*MESSAGES, {"role": "assistant", "content": "<think>\nO, she"}]
+    begun = Conversation(messages, chat_template=text, continue_final_message=True)
+    answer = await client.chat(begun, **asked, answer_format="hermes")
+    assert answer.reasoning and not answer.content
+    ended = await client.chat(begun, **asked, answer_format="hermes", logit_bias={END_THINK: 100},
+                              banned_sequences=[[END_THINK, END_THINK]])  # fmt: skip
+    assert ended.output_ids[0] == END_THINK and ended.content and not ended.reasoning
+    other = await client.chat(
+        Conversation([*MESSAGES, {"role": "assistant", "content": "O, she"}], chat_template=text,
+                     continue_final_message=True),
+        **asked, answer_format="hermes",
+    )  # fmt: skip
+    assert other.content == other.text and not other.reasoning

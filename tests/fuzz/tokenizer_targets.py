@@ -281,6 +281,7 @@ class Chat:
             "messages": messages,
             "tools": [],
             "add_generation_prompt": source.ConsumeBool(),
+            "continue_final_message": source.ConsumeBool(),
             "arguments": {},
             "special_tokens": {"bos_token": "<s>", "eos_token": "</s>"},
         }

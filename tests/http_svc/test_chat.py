@@ -240,3 +240,23 @@ def test_the_bytes_of_a_stream(stack: Stack) -> None:
     ]
     assert chunks[-1]["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}]
     assert all("usage" not in chunk and chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+
+
+async def test_an_answer_may_continue_the_last_message(stack: Stack, client: openai.OpenAI) -> None:
+    messages: list[Any] = [*MESSAGES, {"role": "assistant", "content": "O, she doth"}]
+    fields: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    async with stack.client() as sdk:
+        expected = await sdk.chat(Conversation(messages, continue_final_message=True), max_tokens=16, seed=7)
+    shown = stack.post("/tokenize", messages=messages, **fields)
+    assert shown["tokens"] == expected.prompt_ids
+    for body in (fields, {"continue_final_message": True}):
+        answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=16, seed=7, extra_body=body)
+        assert answer.choices[0].message.content == expected.text
+    with pytest.raises(openai.BadRequestError, match=r"messages\[2\].content"):
+        client.chat.completions.create(
+            model="demo", messages=[*MESSAGES, {"role": "assistant"}], max_tokens=1, extra_body=fields
+        )
+    with pytest.raises(openai.BadRequestError, match="add_generation_prompt must not be true"):
+        client.chat.completions.create(
+            model="demo", messages=messages, max_tokens=1, extra_body={**fields, "add_generation_prompt": True}
+        )

@@ -88,6 +88,19 @@ async def test_blocks_become_the_messages_that_templates_know(stack: Stack, clau
     assert claude.messages.count_tokens(**asked, tool_choice={"type": "none"}).input_tokens < expected
 
 
+async def test_an_answer_continues_what_the_assistant_has_begun(stack: Stack, claude: anthropic.Anthropic) -> None:
+    begun: list[Any] = [{"role": "assistant", "content": "O, she doth"}]
+    async with stack.client() as sdk:
+        expected = await sdk.chat(Conversation([*SAME, *begun], continue_final_message=True), max_tokens=24, seed=7)
+    answer = claude.messages.create(**{**ASKED, "messages": [*MESSAGES, *begun]})
+    [block] = answer.content
+    assert block.type == "text" and block.text == expected.text
+    with claude.messages.stream(**{**ASKED, "messages": [*MESSAGES, *begun]}) as stream:
+        assert "".join(stream.text_stream) == expected.text
+    counted = claude.messages.count_tokens(model="demo", messages=[*MESSAGES, *begun], system="Be brief.")
+    assert counted.input_tokens == len(expected.prompt_ids)
+
+
 def test_an_answer_may_be_held_to_a_schema(claude: anthropic.Anthropic) -> None:
     schema = {"type": "object", "properties": {"lines": {"type": "integer", "maximum": 99}}, "required": ["lines"],
               "additionalProperties": False}  # fmt: skip
@@ -105,7 +118,8 @@ def test_an_answer_may_be_held_to_a_schema(claude: anthropic.Anthropic) -> None:
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
-        ({"messages": [*MESSAGES, {"role": "assistant", "content": "He"}]}, "assistant"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}]},
+         "messages[1].content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": []}]}, *MESSAGES]},
          "messages[0].content[0].input must be an object"),
         ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),

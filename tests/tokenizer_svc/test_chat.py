@@ -292,6 +292,58 @@ async def test_encode_chat(start_service: Any, shared_data: Path, llama3: Tokeni
     assert not without.pieces
 
 
+async def test_a_prompt_may_end_within_the_last_message(
+    start_service: Any, shared_data: Path, llama3: Tokenizer, refusal: Any
+) -> None:
+    running = await start_service(tokenizer=(f"{shared_data}/formats/llama3",))
+    request = chat(
+        ("user", "Hi"), ("assistant", "Sure:\n<|eot_id|>"), continue_final_message=True, include_rendered_text=True
+    )
+    request.include_content_mask = True
+    response = await running.stub.EncodeChat(request)
+    begun = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    assert response.rendered_text == f"<|begin_of_text|>{begun}Sure:\n<|eot_id|>"
+    ids = list(response.ids)
+    assert ids.count(128_009) == 1, "that of the user's message; the other one is text"
+    assert llama3.decode(ids[response.content_ranges[-2] :]) == "Sure:\n<|eot_id|>"
+
+    for wrong, fields in (
+        (chat(("user", "a"), add_generation_prompt=True), ["add_generation_prompt"]),
+        (pb.EncodeChatRequest(messages=[pb.ChatMessage(role="assistant")]), ["messages[0].content"]),
+        (pb.EncodeChatRequest(), ["messages"]),
+        (chat(("user", "a"), chat_template="{{ messages[0].role }}"), ["chat_template"]),
+        (chat(("user", "a"), chat_template="{{ messages[0].content | length }}"), ["chat_template"]),
+    ):
+        wrong.continue_final_message = True
+        assert list((await refusal(running.stub.EncodeChat(wrong))).violations) == fields
+    calling = chat(("user", "a"), ("assistant", "b"), continue_final_message=True)
+    calling.messages[1].tool_calls.add(name="f")
+    assert list((await refusal(running.stub.EncodeChat(calling))).violations) == ["messages[1].tool_calls"]
+
+
+async def test_what_is_begun_tells_whether_the_answer_goes_on_with_reasoning(start_service: Any) -> None:
+    running = await start_service()
+    for form, content, expected in (
+        ("hermes", "<think>\nHm", True),
+        ("hermes", "<think>a</think>\nb", False),
+        ("hermes", "<think>a</think> <think>", True),
+        ("hermes", "b", False),
+        ("none", "<think>", False),
+        ("harmony", "b", False),
+    ):
+        request = chat(("assistant", content), chat_template="{{ messages[0].content }}.", continue_final_message=True)
+        request.answer.format = form
+        assert (await running.stub.EncodeChat(request)).answer.in_reasoning is expected, (form, content)
+
+
+def test_a_mark_survives_what_templates_do_with_contents() -> None:
+    for expression in ("m.content", "m.content.upper()", "m.content.split('|')[-1]", "m.content | replace('b', 'c')"):
+        template = f"{{% for m in messages %}}[{{{{ {expression} }}}}]{{% endfor %}}"
+        begun = render(question(template, ("user", "a|b"), ("assistant", "a|b"), continue_final_message=True), 1 << 20)
+        whole = text_of(render(question(template, ("user", "a|b"), ("assistant", "a|b")), 1 << 20))
+        assert text_of(begun) == whole.removesuffix("]"), expression
+
+
 async def test_tools_arguments_and_templates_of_the_request(start_service: Any) -> None:
     running = await start_service()
     template = "{{ mood }}|{{ tools | tojson }}|{{ messages[0].tool_calls[0].function.arguments.n + 1 }}"

@@ -59,7 +59,8 @@ def chat_request(
     return pb.EncodeChatRequest(
         tokenizer=tokenizer,
         messages=[_message(message, "messages") for message in conversation.messages],
-        add_generation_prompt=conversation.add_generation_prompt,
+        add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final_message,
+        continue_final_message=conversation.continue_final_message,
         tools=tool_texts(conversation.tools),
         chat_template=conversation.chat_template,
         template_arguments=_json(conversation.template_arguments, "template_arguments"),

@@ -111,16 +111,20 @@ class GenerationPlan:
         calls = None
         if self.guided is None:
             calls = self.calling.choice(self.all_tools, behind_reasoning=behind)
-        if calls is not None or self.calling.max_reasoning_tokens is not None or self.guided is not None:
+        guided = calls is not None or self.calling.max_reasoning_tokens is not None or self.guided is not None
+        if guided or conversation.continue_final_message:
             request.answer.CopyFrom(tokenizer_pb2.AnswerGuiding(format=self.answer_format or "", calls=calls))
         return request
 
     def guided_by(self, guide: tokenizer_pb2.AnswerGuide) -> GenerationPlan:
         """Returns the plan with what the tokenizer service tells of the answer. Raises InvalidArgumentError."""
         plan, budget = self, self.calling.max_reasoning_tokens
+        if isinstance(self.prompt, Conversation) and self.prompt.continue_final_message and self.in_reasoning is None:
+            plan = dataclasses.replace(plan, in_reasoning=guide.in_reasoning)
         if guide.grammar:
             plan = dataclasses.replace(plan, guided=Grammar(guide.grammar), answer_format=guide.format)
-        if self.reasoning is not None or (budget is None and (guide.grammar or not guide.in_reasoning)):
+        guides = self.guided is not None or budget is not None  # what begins or ends with the reasoning
+        if self.reasoning is not None or not guides or (budget is None and (guide.grammar or not guide.in_reasoning)):
             return plan
         if budget is not None and not guide.reasoning_end_ids:
             problem = "cannot be held: the answers of this model have no reasoning whose marks are tokens"

@@ -69,6 +69,7 @@ class Conversation:
     chat_template: str = ""  # Jinja; "": the model's own
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # further variables for the template
     add_generation_prompt: bool = True  # ends with the beginning of an answer
+    continue_final_message: bool = False  # ends within the last message instead, whose content the answer continues
     special_tokens: SpecialTokens = "plain"  # or "text": USER_DEFINED tokens come of any text, as in llama.cpp
 
 

@@ -148,19 +148,23 @@ class HasConversation(Protocol):
     messages: list[MessageFields]
     tools: list[Json] | None
     chat_template_kwargs: Json
-    add_generation_prompt: bool
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
 
 
 def conversation_in(fields: HasConversation, arguments: Mapping[str, Any] | None = None) -> Conversation:
     """What a request asks about; `arguments` are for the template too. Raises ApiError."""
     check_count(len(fields.messages), "messages")
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise wrong("add_generation_prompt", "must not be true beside continue_final_message")
     tools = fields.tools or []
     check_size([*tools, fields.chat_template_kwargs], "tools" if tools else "chat_template_kwargs")
     return conversation_of(
         [message.message(f"messages[{index}]") for index, message in enumerate(fields.messages)],
         [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
         {**(arguments or {}), **object_of(fields.chat_template_kwargs, "chat_template_kwargs")},
-        fields.add_generation_prompt,
+        fields.add_generation_prompt is not False,
+        bool(fields.continue_final_message),
     )
 
 
@@ -189,7 +193,8 @@ class ChatFields(GenerationFields, kw_only=True):
     messages: list[MessageFields]
     tools: list[Json] | None = None
     chat_template_kwargs: Json = ABSENT
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     timings: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None

@@ -20,6 +20,7 @@ def conversation_of(
     tools: Sequence[Mapping[str, Any]],
     arguments: Mapping[str, Any],
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> Conversation:
     """As the SDK has it; `arguments` are for the template. Raises ApiError for one that would be looked at for long."""
     calls = [call.arguments for message in messages for call in message.tool_calls]
@@ -33,6 +34,7 @@ def conversation_of(
         tools=tools,
         template_arguments=arguments,
         add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
     )
 
 

@@ -170,8 +170,6 @@ class PromptFields(OwnFields, kw_only=True):
         if not self.messages:
             raise wrong("messages", "must have at least one element")
         check_count(len(self.messages), "messages")
-        if self.messages[-1].role == "assistant":
-            raise wrong("messages", "must not end with the assistant's: nothing is said for it", "not_served")
         if self.thinking is not None and self.thinking.type not in ("enabled", "adaptive", "disabled"):
             raise wrong("thinking.type", "must be 'enabled', 'adaptive' or 'disabled'")
         hidden = self.tool_choice is not None and self.tool_choice.type == "none"
@@ -184,10 +182,14 @@ class PromptFields(OwnFields, kw_only=True):
             arguments = {"enable_thinking": self.thinking.type == "enabled", **arguments}
         system = [] if self.system is None else [ChatMessage("system", _text(self.system, "system"))]
         given = [each.messages(f"messages[{index}]") for index, each in enumerate(self.messages)]
+        begun = self.messages[-1].role == "assistant"
+        if begun and given[-1][-1].tool_calls:
+            raise wrong(f"messages[{len(given) - 1}].content", "must be text, which the answer continues")
         return conversation_of(
             [*system, *(message for several in given for message in several)],
             [tool.tool(f"tools[{index}]") for index, tool in enumerate(tools)],
             arguments,
+            continue_final_message=begun,
         )
 
 

@@ -171,6 +171,16 @@ def test_an_answer_may_begin_within_the_reasoning_that_the_prompt_has_opened() -
     ]
 
 
+def test_an_answer_may_go_on_with_content_that_the_prompt_has_begun() -> None:
+    for name in FORMATS:
+        parser = AnswerParser(FORMATS[name], in_content=True)
+        assert parser.push("and so") == [Event(Kind.CONTENT, "and so")], name
+        assert joined(parser.push(" on.", end=True)) == [Event(Kind.CONTENT, " on.")], name
+    begun = AnswerParser(FORMATS["harmony"], in_content=True)
+    analysis = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes"
+    assert joined(begun.push(analysis, end=True)) == [Event(Kind.REASONING, "hm"), Event(Kind.CONTENT, "yes")]
+
+
 def test_a_broken_call_is_content_with_a_flag() -> None:
     text = 'a\n<tool_call>\n{"name": "f", "arguments": {"x": oops}}\n</tool_call>\nb'
     assert parse("hermes", [text]) == [
@@ -215,6 +225,41 @@ def test_texts_become_the_types_of_the_schema() -> None:
     parser = AnswerParser(FORMATS["glm"], tools=tools)
     [(_, arguments)] = said(joined(parser.push(f"{text}</tool_call>", end=True))).calls
     assert arguments == {"s": "12", "n": 12, "e": "1", "u": None, "free": [1], "word": "yes", "flag": True}
+
+
+SIZES = {"Size": {"type": "string", "enum": ["1", "true"]}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}] * 9}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"$ref": "#/$defs/Size"}, "1", "1"),
+        ({"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]}, "true", "true"),
+        ({"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/Size"}], "description": "d"}, "1", "1"),
+        ({"const": "5"}, "5", "5"),
+        ({"$ref": "#/$defs/Loop"}, "1", 1),
+        ({"$ref": "#/$defs/none"}, "1", 1),
+        ({"type": ["string", "null"]}, '"quoted"', '"quoted"'),
+        ({"type": ["string", "number"]}, "5", 5),
+        ({"type": "object"}, "{'a': [1, None], 'b': True}", {"a": [1, None], "b": True}),
+        ({"type": "object"}, '{"a": "x\ny", "b": True}', {"a": "x\ny", "b": True}),
+        ({"type": "array"}, "['x', \"it's\",]", ["x", "it's"]),
+        ({"type": "array"}, "['x", "['x"),
+        ({"type": "object"}, "['x']", "['x']"),
+        ({"type": ["array", "string"]}, "['x']", "['x']"),
+    ],
+)
+def test_a_text_becomes_what_the_schema_of_its_parameter_allows(schema: dict[str, Any], text: str, value: Any) -> None:
+    for root in ({"properties": {"v": schema}}, {"$ref": "#/$defs/Root"}):
+        parameters = {**root, "$defs": {**SIZES, "Root": {"properties": {"v": schema}}}}
+        tools = types_of([{"function": {"name": "f", "parameters": parameters}}])
+        for name, call in (
+            ("glm", f"<tool_call>f<arg_key>v</arg_key><arg_value>{text}</arg_value></tool_call>"),
+            ("qwen3-coder", f"<function=f>\n<parameter=v>\n{text}\n</parameter>\n</function>"),
+        ):
+            parser = AnswerParser(FORMATS[name], tools=tools)
+            assert said(joined(parser.push(call, end=True))).calls == [("f", {"v": value})]
 
 
 def test_nothing_is_pushed_behind_the_end() -> None:

@@ -188,6 +188,26 @@ def test_templates_of_models_render_as_transformers_does(
     assert rendered > 50
 
 
+BEGINNINGS = ["Sure:", ' {"a": 1,\n', "", "Well, \t ", "<think>\nAh </think> So", "Hi", "\n\nx|", "👩‍🚀 <|eot_id|>"]
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_a_prompt_ends_within_the_last_message_where_transformers_ends_it(
+    shared_data: Path, tokenizer: Tokenizer, beginning: str
+) -> None:
+    messages = [*CONVERSATIONS["turns"], {"role": "assistant", "content": beginning}]
+    compared = 0
+    for name, template in templates(shared_data).items():
+        expected = theirs(template, messages, add_generation_prompt=False, continue_final_message=True)
+        found = ours(tokenizer, template, messages, continue_final_message=True)
+        if expected is not None:
+            assert found == expected, name
+            compared += 1
+        elif found is not None:  # of a template that takes the content apart
+            assert "</think>" in beginning, name
+    assert compared > 20
+
+
 @pytest.mark.parametrize("name", ENVIRONMENT)
 def test_what_templates_may_use_is_what_transformers_gives_them(tokenizer: Tokenizer, name: str) -> None:
     given = {

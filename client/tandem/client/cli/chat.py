@@ -46,6 +46,10 @@ def chat(
         ),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System message at the beginning.")] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--begin", help="The beginning of the answer to one message, with which the model goes on."),
+    ] = None,
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Show the rendered prompt and its tokens instead of an answer.")
     ] = False,
@@ -97,6 +101,9 @@ def chat(
     with reporting_errors():
         template = "" if chat_template is None else _read_template(chat_template)
         first = None if message is None and is_terminal(sys.stdin) and not show_prompt else o.text_argument(message)
+        if begin is not None and first is None and not show_prompt:
+            raise CommandError("--begin is for the answer to one message, and there is none", exit_code=2)
+        begun = [] if begin is None else [ChatMessage("assistant", begin)]
         wanted = flags()
         wanted["tokenizer"] = name
         if tool_choice:
@@ -112,21 +119,21 @@ def chat(
             [],
             tools=[] if tools is None else read_tools(str(tools)),
             chat_template=template,
+            continue_final_message=bool(begun),
             special_tokens=special,  # type: ignore[arg-type]  # checked later
         )
 
         async def work(client: AsyncClient) -> None:
             if show_prompt:
-                conversation = replace(empty, messages=[*messages, ChatMessage("user", first or "")])
+                conversation = replace(empty, messages=[*messages, ChatMessage("user", first or ""), *begun])
                 encoding = await client.encode_chat(
                     conversation, tokenizer=name, rendered_text=True, content_ranges=True, pieces=True,
                     timeout=wanted["timeout"],
                 )  # fmt: skip
                 (_print_json if as_json else _print_prompt)(encoding)
             elif first is not None:
-                await _answer_once(
-                    client, replace(empty, messages=[*messages, ChatMessage("user", first)]), wanted, stats
-                )
+                conversation = replace(empty, messages=[*messages, ChatMessage("user", first), *begun])
+                await _answer_once(client, conversation, wanted, stats)
             else:
                 talk = Talk(client, empty, system, wanted, statistics=stats)
                 talks.append(talk)

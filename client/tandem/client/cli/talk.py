@@ -49,6 +49,7 @@ COMMANDS = {
     "/system [TEXT]": "show the system message, or set it; - removes it",
     "/params [NAME=VALUE ...]": "show what differs from the model's defaults, or set it; NAME= resets",
     "/retry": "answer the last message again",
+    "/continue": "go on with the last answer, which was stopped or as long as it may be",
     "/tokens [TEXT]": "count the tokens of the conversation, or show those of a text",
     "/tools [FILE]": "show the tools, or read them (a JSON list) from a file; - removes them",
     "/save FILE": "write the conversation, as JSON",
@@ -136,8 +137,16 @@ class Talk:
         else:
             self.transcript.pop()
             errors.print(Text("no answer: the message is forgotten; /retry sends it again", style="dim"))
-        if answer.tool_calls:
-            _tell(f"what does {answer.tool_calls[0].name} give? /retry asks again")
+        _ask_for_results(answer)
+
+    async def _continue(self, rest: str) -> None:
+        last = self.transcript[-1] if self.transcript else None
+        if last is None or last.role != "assistant" or last.tool_calls:
+            raise CommandError("there is no answer to continue")
+        more = await self._answer(replace(await self._fitting(), continue_final_message=True))
+        text = (last.content or "") + (more.content or "")
+        self.transcript[-1] = replace(last, content=text, tool_calls=more.tool_calls)
+        _ask_for_results(more)
 
     def _open_calls(self) -> Sequence[ToolCall]:
         """Returns the calls at the end of the transcript of which it is not said yet what they gave."""
@@ -220,6 +229,7 @@ class Talk:
             "/system": self._set_system,
             "/params": self._params,
             "/retry": self._retry,
+            "/continue": self._continue,
             "/tokens": self._tokens,
             "/tools": self._tools,
             "/save": self._save,
@@ -409,6 +419,11 @@ def _summary(result: GenerationResult, context: int | None) -> str:
             f"ended by {finish_words(result)}",
         ]
     )
+
+
+def _ask_for_results(answer: ChatMessage) -> None:
+    if answer.tool_calls:
+        _tell(f"what does {answer.tool_calls[0].name} give? /retry asks again")
 
 
 def _tell(words: str) -> None:

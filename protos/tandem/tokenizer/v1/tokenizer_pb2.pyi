@@ -1020,7 +1020,9 @@ class AnswerParsing(_message.Message):
     tokenizer's `answer_format`; where that is empty all is content.
     """
     in_reasoning: _builtins.bool
-    """The prompt ends within reasoning. Absent: where the last of `context_ids` are the marker that begins it."""
+    """The prompt ends within reasoning; false: it does not, and what comes first is content. Absent: it does where the last of
+    `context_ids` are the marker that begins reasoning.
+    """
     without_calls: _builtins.bool
     """calls are content, as where a request has no tools"""
     @_builtins.property
@@ -1440,6 +1442,7 @@ class EncodeChatRequest(_message.Message):
     INCLUDE_PIECES_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     add_generation_prompt: _builtins.bool
@@ -1458,6 +1461,11 @@ class EncodeChatRequest(_message.Message):
     """PLAIN (the default): a special token comes of what the template wrote and of nothing else; no other text completes
     one. TEXT: USER_DEFINED tokens come of any text. Of a role a template may make a token where it is one of developer,
     system, user, assistant, tool, function, ipython, model, observation; any other is untrusted as well.
+    """
+    continue_final_message: _builtins.bool
+    """The answer continues the content of the last message: the prompt ends behind it, without what the template writes to
+    end a message or to begin an answer. The message must have a content, which may be empty, and no tool_calls;
+    add_generation_prompt must not be true. White space at the content's end stays where the template keeps it.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
@@ -1483,10 +1491,11 @@ class EncodeChatRequest(_message.Message):
         include_pieces: _builtins.bool = ...,
         special_tokens: Global___SpecialTokenPolicy.ValueType = ...,
         answer: Global___AnswerGuiding | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "answer", b"answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "answer", b"answer", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "special_tokens", b"special_tokens", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "answer", b"answer", "chat_template", b"chat_template", "continue_final_message", b"continue_final_message", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "special_tokens", b"special_tokens", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015

@@ -229,6 +229,12 @@ FORMATS = {
 }
 
 
+def opened_within(form: Format, text: str) -> str | None:
+    """Returns the marker of reasoning that this beginning of an answer has begun, and not ended; None for none."""
+    begin, end = max(form.reasoning, key=lambda marks: text.rfind(marks[0]), default=("", ""))
+    return begin if text.rfind(begin) > text.rfind(end) else None
+
+
 def opened_by(form: Format, text: str) -> str | None:
     """Returns the marker with which a prompt of this end has begun the reasoning of the answer; None where it has
     not."""

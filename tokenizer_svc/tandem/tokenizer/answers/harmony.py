@@ -38,8 +38,12 @@ def harmony(
     begins: Callable[[Kind | None], None],
     broken: Callable[[bool], None],
     with_calls: bool,
+    in_content: bool,
 ) -> Steps[None]:
-    """Reads a whole answer. `broken` is called where a call, or with False a header, cannot be read."""
+    """Reads a whole answer, or with `in_content` the rest of one. `broken` is called where a call, or with False a
+    header, cannot be read."""
+    if in_content:
+        yield from _text(reader, emit, Kind.CONTENT)
     while (yield from reader.peek()):
         reader.record()
         try:

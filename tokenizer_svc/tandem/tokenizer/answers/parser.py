@@ -7,8 +7,6 @@ not depend on how much went before.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from tandem.tokenizer.answers.events import Event, Kind
 from tandem.tokenizer.answers.formats import Calls, Format
 from tandem.tokenizer.answers.harmony import harmony
@@ -28,10 +26,12 @@ class AnswerParser:
         *,
         tools: Types | None = None,
         in_reasoning: bool = False,
+        in_content: bool = False,
         with_calls: bool = True,
     ) -> None:
         """`tools` are those that may be called; without them any name may be a tool's. With `in_reasoning` the answer
-        begins within reasoning that the prompt has opened. Without `with_calls` calls are content."""
+        begins within reasoning that the prompt has opened, with `in_content` within content, where harmony has a header
+        else. Without `with_calls` calls are content."""
         self.format = form
         self.broken = 0  # calls that could not be read
         self.in_reasoning = in_reasoning and bool(form.reasoning)
@@ -45,7 +45,7 @@ class AnswerParser:
         self._broken_call: int | None = None
         self._meanings = self._find_meanings()
         self._markers = StopMatcher(list(self._meanings)) if self._meanings else None
-        self._steps: Generator[None, None, None] = self._read_harmony() if form.is_harmony else self._read(in_reasoning)
+        self._steps = self._read_harmony(in_content) if form.is_harmony else self._read(in_reasoning)
         self._done = False
 
     @property
@@ -200,7 +200,7 @@ class AnswerParser:
     def _begins(self) -> list[str]:
         return [calls.begin for calls in self.format.calls]
 
-    def _read_harmony(self) -> Steps[None]:
+    def _read_harmony(self, in_content: bool) -> Steps[None]:
         def emit(kind: Kind, text: str) -> None:
             self._events.append(Event(kind, text))
 
@@ -214,7 +214,7 @@ class AnswerParser:
             elif text:
                 emit(Kind.CONTENT, text)
 
-        yield from harmony(self._reader, self._calls, emit, begins, broken, self._with_calls)
+        yield from harmony(self._reader, self._calls, emit, begins, broken, self._with_calls, in_content)
 
     # --- its texts
 

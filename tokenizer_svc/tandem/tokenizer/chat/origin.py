@@ -57,6 +57,16 @@ class Alphabet:
             self._reading[private] = character
         return "".join(map(known.__getitem__, text))
 
+    def mark(self) -> str:
+        """Returns a character of contents that no text has."""
+        mark = next(self._free, None)
+        if mark is None:
+            raise TooManyCharactersError("the template has too many distinct characters")
+        for known in self._private.values():
+            known[mark] = mark
+        self._plain[mark] = (mark, Origin.CONTENT)
+        return mark
+
     def _stays(self, character: str, origin: Origin) -> bool:
         if origin == Origin.TEMPLATE:
             return ord(character) not in _POOL or ord(character) in self._taken

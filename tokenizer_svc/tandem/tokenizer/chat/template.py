@@ -32,10 +32,10 @@ class _RefusedError(RenderError):
 def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin, str]]:
     """Returns the rendered text by origin.
 
-    `request` has `template`, `messages`, `tools`, `add_generation_prompt`, `arguments` and the texts of special tokens
-    in `special_tokens` (for example bos_token). A template that writes nothing of the messages' contents, or fails, is
-    given each as a list of one part, which those of some models that see, too, only look for. One that refuses the
-    conversation has seen it. Raises RenderError.
+    `request` has `template`, `messages`, `tools`, `add_generation_prompt`, `arguments`, the texts of special tokens in
+    `special_tokens` (for example bos_token), and may have `continue_final_message`. A template that writes nothing of
+    the messages' contents, or fails, is given each as a list of one part, which those of some models that see, too,
+    only look for. One that refuses the conversation has seen it. Raises RenderError.
     """
     failure, written = None, []
     try:
@@ -100,6 +100,10 @@ def _text(request: Mapping[str, Any], max_characters: int, texts: Texts, in_part
         "tools": _foreign(request["tools"], texts, Origin.DATA) or None,
         "add_generation_prompt": request["add_generation_prompt"],
     }
+    end = None
+    if request.get("continue_final_message"):
+        end = texts.alphabet.mark()
+        _mark_end(variables["messages"][-1], end, texts)
     random.seed(0)  # the same request gives the same text, whatever the template draws
     parts: list[str] = []
     length = 0
@@ -108,7 +112,22 @@ def _text(request: Mapping[str, Any], max_characters: int, texts: Texts, in_part
         if length > max_characters:
             raise RenderError(f"the rendered text is longer than {max_characters} characters")
         parts.append(part)
-    return "".join(parts)
+    return "".join(parts) if end is None else _continued("".join(parts), end)
+
+
+def _mark_end(message: dict[str, Any], end: str, texts: Texts) -> None:
+    """Puts a mark behind a message's content, and a space, which tells whether the template keeps white space there."""
+    place, key = (message["content"][-1], "text") if isinstance(message["content"], list) else (message, "content")
+    place[key] = texts.traced(str.__str__(place[key]) + end + " ")
+
+
+def _continued(text: str, end: str) -> str:
+    """Returns what stands in front of the last mark of `_mark_end`, as transformers does for
+    `continue_final_message`."""
+    at = text.rfind(end)
+    if at < 0:
+        raise RenderError("the template does not write the content of the last message, so it cannot be continued")
+    return text[:at] if text[at + 1 : at + 2] == " " else text[:at].rstrip()
 
 
 def _message(message: Mapping[str, Any], texts: Texts, in_parts: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tandem.common.errors import FieldViolation, invalid_argument
 from tandem.tokenizer.answers.call_grammar import Tool, call_grammar, called_format, is_strict
 from tandem.tokenizer.answers.call_values import NotWrittenError
-from tandem.tokenizer.answers.formats import FORMATS, Format, opened_by
+from tandem.tokenizer.answers.formats import FORMATS, Format, opened_by, opened_within
 from tandem.tokenizer.answers.harmony import FINAL
 from tandem.tokenizer.chat.named_templates import template_for
 from tandem.tokenizer.encoding import Policy, Segment
@@ -35,8 +35,10 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
         form = called_format(form)
     form = form or FORMATS["none"]
     guide = pb.AnswerGuide(format=form.name)
-    opened = opened_by(form, text)
-    guide.in_reasoning = opened is not None or form.is_harmony
+    opened, continues = opened_by(form, text), request.continue_final_message
+    if continues:
+        opened = opened or opened_within(form, request.messages[-1].content)
+    guide.in_reasoning = opened is not None or (form.is_harmony and not continues)
     if not (form.is_harmony and request.tools):  # there, calls come in place of the channel that ends the reasoning
         begin_ids, end_ids = reasoning_ids(form, loaded, opened)
         guide.reasoning_begin_ids.extend(begin_ids)

@@ -69,6 +69,8 @@ def chat_question(
     if (calls := sum(len(message.tool_calls) for message in request.messages)) > MAX_TOOL_CALLS:
         violations.add("messages.tool_calls", f"has {calls} entries in all; at most {MAX_TOOL_CALLS} are allowed")
     check_answer(request, violations)
+    if request.continue_final_message:
+        _check_continued(request, violations)
     violations.raise_any()
     if template is None:
         raise failed_precondition(
@@ -78,10 +80,24 @@ def chat_question(
         "template": template,
         "messages": list(map(_message, request.messages)),
         "tools": list(request.tools),
-        "add_generation_prompt": request.add_generation_prompt if request.HasField("add_generation_prompt") else True,
+        "add_generation_prompt": request.add_generation_prompt
+        if request.HasField("add_generation_prompt")
+        else not request.continue_final_message,
+        "continue_final_message": request.continue_final_message,
         "arguments": request.template_arguments or "{}",
         "special_tokens": _special_tokens(tokenizer),
     }
+
+
+def _check_continued(request: pb.EncodeChatRequest, violations: Violations) -> None:
+    """Adds what keeps an answer from continuing the last message."""
+    if request.add_generation_prompt:
+        violations.add("add_generation_prompt", "must not be true where the last message is continued")
+    for index, message in list(enumerate(request.messages))[-1:]:
+        if not message.HasField("content"):
+            violations.add(f"messages[{index}].content", "is needed: it is to be continued")
+        if message.tool_calls:
+            violations.add(f"messages[{index}].tool_calls", "must be empty: they stand behind what is to be continued")
 
 
 def _message(message: pb.ChatMessage) -> dict[str, Any]:

@@ -272,14 +272,18 @@ def _parser(message: pb.DecodeStreamOpen, loaded: Loaded) -> AnswerParser:
     """Returns the parser that was asked for. Raises ServiceError for tools that are not JSON."""
     asked = message.answer
     form = FORMATS[asked.format] if asked.format else loaded.answer_format or FORMATS["none"]
-    if asked.HasField("in_reasoning"):
+    if told := asked.HasField("in_reasoning"):
         in_reasoning = asked.in_reasoning
     else:
         context = loaded.tokenizer.decode(list(message.context_ids), unparse_special=True)
         in_reasoning = opened_by(form, context) is not None
     tools = read_tools(asked.tools, "open.answer.tools")
     return AnswerParser(
-        form, tools=types_of(tools) if tools else None, in_reasoning=in_reasoning, with_calls=not asked.without_calls
+        form,
+        tools=types_of(tools) if tools else None,
+        in_reasoning=in_reasoning,
+        in_content=told and not in_reasoning,
+        with_calls=not asked.without_calls,
     )
 
 
