@@ -28,7 +28,7 @@ def with_held_numbers(schema_text: str) -> str:
     """Returns a schema whose numbers llguidance holds as they are meant; what is no JSON as it is. Raises
     NotHeldError."""
     try:
-        root = json.loads(schema_text)
+        root = json.loads(schema_text, parse_constant=_refused)
     except (ValueError, RecursionError):
         return schema_text  # told by the compiler
     changed = False
@@ -40,6 +40,10 @@ def with_held_numbers(schema_text: str) -> str:
             changed |= _move_bounds(schema)
             left += _children(place, schema)
     return json.dumps(root, ensure_ascii=False) if changed else schema_text
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _children(place: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:

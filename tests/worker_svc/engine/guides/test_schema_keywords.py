@@ -144,6 +144,12 @@ def test_an_integer_that_would_be_written_as_another_is_refused_by_its_place(val
         compile_guide(Guide("json_schema", json.dumps(schema)), TOKENIZER)
 
 
+@pytest.mark.parametrize("bound", ["NaN", "Infinity", "-Infinity"])
+def test_a_bound_that_is_no_number_is_no_json(bound: str):
+    with pytest.raises(GuideError, match="line 1 column"):
+        compile_guide(Guide("json_schema", f'{{"type": "number", "exclusiveMinimum": {bound}}}'), TOKENIZER)
+
+
 def test_numbers_that_are_no_part_of_what_a_schema_asks_are_not_looked_at():
     for schema in ({"default": 2**64}, {"examples": [2**64]}, {"properties": {"const": {"type": "integer"}}}):
         assert allows({"type": "object", **schema}, "{}")
