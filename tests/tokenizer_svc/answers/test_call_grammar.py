@@ -233,6 +233,45 @@ def test_bounds_that_no_text_can_keep_are_named(name: str, bounds: dict[str, Any
         call_grammar(FORMATS[name], [Tool.of(tool, "tools[0]")], control={}, required=True)
 
 
+DEFINED = {
+    "Size": {"type": "string", "enum": ["1", "xl"]},
+    "Loop": {"anyOf": [{"type": "string"}, *[{"$ref": "#/$defs/Loop"}] * 9]},
+    "Part": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"$ref": "#/$defs/Size"}, ["1", "xl"], ['"1"', "m"]),
+        ({"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]}, ["1", "null"], ["m", "2", ""]),
+        ({"type": ["string", "null"], "maxLength": 5}, ["null", "abcde"], ["abcdef"]),
+        (
+            {"anyOf": [{"const": "a"}, {"$ref": "#/$defs/Part"}, {"type": "boolean"}]},
+            ["a", '{"n":1}', "true"],
+            ["b", "{}"],
+        ),
+        ({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}, ["2020-01-01", "null", "any"], []),
+        ({"$ref": "#/$defs/Loop"}, ["any"], []),
+        ({"$ref": "#/$defs/Part"}, ['{"n":1}'], ["any", "{}"]),
+    ],
+)
+@pytest.mark.parametrize("is_root", [True, False])
+def test_a_parameter_is_held_to_what_its_schema_refers_to(
+    schema: dict[str, Any], right: list[str], wrong: list[str], is_root: bool
+) -> None:
+    own = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
+    root = own if is_root else {"$ref": "#/$defs/Root"}
+    tool = Tool.of({"name": "f", "parameters": {**root, "$defs": {**DEFINED, "Root": own}}}, "tools[0]")
+    lark = call_grammar(FORMATS["glm"], [tool], control={}, required=True)
+    call = "<tool_call>f\n<arg_key>v</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
+    for text in right:
+        assert allowed(lark, call % text), text
+    for text in wrong:
+        assert not allowed(lark, call % text), text
+    assert not allowed(lark, "<tool_call>f\n</tool_call>")
+
+
 def test_a_choice_that_is_none_leaves_a_value_open() -> None:
     tool = {"name": "f", "parameters": {"type": "object", "properties": {"v": {"anyOf": 5}}}}
     lark = call_grammar(FORMATS["glm"], [Tool.of(tool, "tools[0]")], control={}, required=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.common.lark import TEXT, Rules, json_value
+from tandem.tokenizer.answers.parameter_types import SHARED, alternatives, listed, resolved, types_of_values
 
 ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _HOLDS_TEXT = ("pattern", "format")  # what a schema says of a text that a grammar of plain text cannot hold it to
 NOTHING = '""'
-SHARED = ("$defs", "definitions")
 
 
 class NotWrittenError(ValueError):
@@ -22,7 +22,7 @@ class NotWrittenError(ValueError):
 def schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the schema of a tool's arguments, which are an object."""
     schema = function.get("parameters", function.get("input_schema"))
-    found = dict(schema) if isinstance(schema, Mapping) else {}
+    found = dict(resolved(schema, schema)) if isinstance(schema, Mapping) else {}
     return found if "$ref" in found else {"type": "object", **found}
 
 
@@ -85,51 +85,49 @@ class Elements:
 
 
 def _key(form: str, parameter: Parameter) -> str:
-    types = _types(parameter.schema) if isinstance(parameter.schema, Mapping) else set()
+    schema = parameter.schema
+    types = types_of_values(schema, schema) if isinstance(schema, Mapping) else frozenset()
     return form.replace("{}", parameter.name).replace("{is_text}", "true" if types == {"string"} else "false")
 
 
-def _plain_value(rules: Rules, parameter: Parameter, end: str) -> str:
+def _plain_value(rules: Rules, parameter: Parameter, end: str, splits: bool = True) -> str:
     """Returns the grammar of a value with the marker behind it: texts as they are, all else as JSON."""
     schema, closing = parameter.schema, rules.literal(end)
-    if not isinstance(schema, Mapping) or not (types := _types(schema)):
+    if not isinstance(schema, Mapping):
+        return rules.up_to(end)
+    types, schema = types_of_values(schema, schema), resolved(schema, schema)
+    if not types and "$ref" not in schema:
         return rules.up_to(end)
     if (values := listed(schema)) is not None:
         told = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
         return f"({' | '.join(map(rules.literal, told))}) {closing}"
-    if types == {"string"}:
+    if types == {"string"} and schema.get("type") == "string":
         return rules.up_to(end, text_of(schema, parameter.place))
     if "string" in types:
-        return rules.up_to(end)
+        return _any_of(rules, parameter, schema, end) if splits else rules.up_to(end)
     return f"{json_value(schema)} {closing}"
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Returns the types that a schema names; none where it does not say them itself."""
-    if (values := listed(schema)) is not None:
-        return {"string" if isinstance(value, str) else "other" for value in values}
-    given = schema.get("type")
-    if isinstance(given, str):
-        return {given}
-    if isinstance(given, list):
-        return {name for name in given if isinstance(name, str)}
-    found: set[str] = set()
-    for key in ("anyOf", "oneOf"):
-        choices = schema.get(key)
-        for each in choices if isinstance(choices, list) else ():
-            inner = _types(each) if isinstance(each, Mapping) else set()
-            if not inner:
-                return set()
-            found |= inner
-    return found or ({"other"} if "$ref" in schema else set())
-
-
-def listed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Returns the values that a schema lists; None where it lists none."""
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) and values else None
+def _any_of(rules: Rules, parameter: Parameter, schema: Mapping[str, Any], end: str) -> str:
+    """Returns the grammar of a value that may be a text or another thing; of any text where one cannot be held."""
+    shared = {key: schema[key] for key in SHARED if key in schema}
+    if isinstance(types := schema.get("type"), list):
+        own = {key: value for key, value in schema.items() if key not in SHARED}
+        choices = [{**own, "type": each} for each in types]
+    else:
+        choices = alternatives(schema)
+    texts: list[Mapping[str, Any]] = []
+    others: list[Mapping[str, Any]] = []
+    for each in choices:
+        told = types_of_values(each, shared)
+        (others if told and "string" not in told else texts).append(each)
+    try:
+        said = [_plain_value(rules, replace(parameter, schema={**shared, **each}), end, splits=False) for each in texts]
+    except NotWrittenError:
+        return rules.up_to(end)
+    if others:
+        said.append(f"{json_value({**shared, 'anyOf': others})} {rules.literal(end)}")
+    return f"({' | '.join(said)})"
 
 
 def text_of(schema: Mapping[str, Any], place: str) -> str:

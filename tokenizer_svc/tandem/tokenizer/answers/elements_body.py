@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.tokenizer.answers.plain_values import TEXT, as_json
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
 from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
 from tandem.tokenizer.decoding.stop_strings import StopMatcher
@@ -89,7 +90,7 @@ class Elements:
             value = yield from self._value(reader)
             calls.arguments(f"{', ' if begun else '{'}{json.dumps(key, ensure_ascii=False)}: ")
             is_text = bool(self.text_close) and closed == self.text_close
-            calls.arguments(json.dumps(value, ensure_ascii=False) if is_text else calls.as_json(name, key, value))
+            calls.arguments(as_json(value, TEXT if is_text else calls.types(name, key)))
             begun.add(key)
         if not following and (self.close or not reader.ended or reader.rest):
             raise BrokenError

@@ -10,14 +10,13 @@ from tandem.common.lark import TEXT, Rules, json_value
 from tandem.tokenizer.answers.call_values import (
     ANY_KEY,
     NOTHING,
-    SHARED,
     NotWrittenError,
     bounds_of,
     in_order,
-    listed,
     parameters_of,
     text_of,
 )
+from tandem.tokenizer.answers.parameter_types import SHARED, listed
 
 _MAX_DEPTH = 16
 _SAYS_NOTHING = {*SHARED, "title", "description", "default", "examples", "$comment", "deprecated"}  # of a value

@@ -58,6 +58,12 @@ class Literals:
                 break
         return _json(found)
 
+    def whole(self) -> str:
+        """Reads a value with nothing behind it, and returns it as JSON."""
+        value = self._value(0)
+        self.finish()
+        return _json(value)
+
     def finish(self) -> None:
         """Checks that nothing but white space is left."""
         if self._text[self._at :].strip():

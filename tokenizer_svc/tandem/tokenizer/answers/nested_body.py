@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tandem.tokenizer.answers.plain_values import as_json
 from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
 from tandem.tokenizer.answers.writer import LONGEST_NAME, MAX_DEPTH, CallWriter
 from tandem.tokenizer.decoding.stop_strings import StopMatcher
@@ -104,7 +105,7 @@ def _json(calls: CallWriter, tool: str, parameter: str, value: _Value) -> str:
     if isinstance(value, str):
         if not value.strip() and types in ({"array"}, {"object"}):
             return "[]" if "array" in types else "{}"
-        return calls.as_json(tool, parameter, value)
+        return as_json(value, types)
     if types == {"array"} or (types != {"object"} and all(name == _ITEM for name, _ in value)):
         return f"[{', '.join(_json(calls, tool, '', each) for _, each in value)}]"
     found: dict[str, list[str]] = {}

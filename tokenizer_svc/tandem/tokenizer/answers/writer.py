@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from tandem.tokenizer.answers.events import Event, Kind
+from tandem.tokenizer.answers.parameter_types import resolved, types_of_values
 from tandem.tokenizer.answers.reader import BrokenError
 
 LONGEST_NAME = 512  # characters
@@ -25,25 +25,14 @@ def types_of(tools: list[dict[str, Any]]) -> Types:
         inner = tool.get("function", tool)
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
             continue
-        schema = inner.get("parameters", inner.get("input_schema"))
-        properties = schema.get("properties") if isinstance(schema, dict) else None
+        root = inner.get("parameters", inner.get("input_schema"))
+        schema = resolved(root, root) if isinstance(root, dict) else {}
+        properties = schema.get("properties")
         parameters = properties if isinstance(properties, dict) else {}
-        found[inner["name"]] = {name: _types(each) for name, each in parameters.items() if isinstance(each, dict)}
+        found[inner["name"]] = {
+            name: types_of_values(each, schema) for name, each in parameters.items() if isinstance(each, dict)
+        }
     return found
-
-
-def _types(schema: dict[str, Any]) -> frozenset[str]:
-    given = schema.get("type")
-    names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    found = {name for name in names if isinstance(name, str)}
-    if not found and isinstance(values := schema.get("enum"), list) and all(isinstance(each, str) for each in values):
-        found = {"string"}
-    for key in ("anyOf", "oneOf"):
-        choices = schema.get(key)
-        found.update(
-            *(_types(each) for each in (choices if isinstance(choices, list) else ()) if isinstance(each, dict))
-        )
-    return frozenset(found)
 
 
 class CallWriter:
@@ -83,37 +72,6 @@ class CallWriter:
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """Returns the types that the schema allows; none where it does not say."""
         return (self._types or {}).get(tool, {}).get(parameter, frozenset())
-
-    def as_json(self, tool: str, parameter: str, text: str) -> str:
-        """Returns a parameter that came as plain text as JSON: as its schema's type, or what it looks like."""
-        types = self.types(tool, parameter)
-        if types == {"string"}:
-            return json.dumps(text, ensure_ascii=False)
-        stripped = text.strip()
-        stripped = OF_PYTHON.get(stripped, stripped)
-        try:
-            value = json.loads(stripped, parse_constant=_refuse, parse_int=_integer)
-        except (ValueError, RecursionError):
-            return json.dumps(text, ensure_ascii=False)
-        name = _TYPE_NAMES[type(value)]
-        if "string" in types and name not in types and not (name == "integer" and "number" in types):
-            return json.dumps(text, ensure_ascii=False)
-        return stripped
-
-
-_TYPE_NAMES = {
-    str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", dict: "object", list: "array",
-}  # fmt: skip
-
-
-def _integer(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError
-    return int(text)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)
 
 
 def _is_text(text: str) -> bool:
