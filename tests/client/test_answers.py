@@ -7,8 +7,11 @@ import random
 import typing
 from typing import Any, Literal, TypedDict
 
+import jsonschema
 import pytest
+from pydantic import BaseModel, create_model
 
+from tandem.client import AsyncClient
 from tandem.client.answers import (
     AnswerSoFar,
     ContentEvent,
@@ -130,6 +133,65 @@ def test_containers_may_leave_open_what_is_in_them() -> None:
         "some": {"type": "array", "items": {}},
         "named": {"type": "object", "additionalProperties": {}},
     }
+
+
+class Item(BaseModel):
+    name: str
+    parts: list[Item] = []
+
+
+class Order(BaseModel):
+    items: list[Item]
+
+
+def ordered(order: Order, more: list[Item] | None = None, tags: set[str] | None = None) -> Item:
+    more = more or []
+    return Item(name=f"{order.items[0].name} {len(more)} {sorted(tags or ())}", parts=more)
+
+
+def test_classes_within_classes_are_found_where_the_schema_refers_to_them() -> None:
+    schema = tool_schema(ordered)["function"]["parameters"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid({"order": {"items": [{"name": "a", "parts": [{"name": "b"}]}]}})
+    assert not validator.is_valid({"order": {"items": [{"name": "a", "parts": [{"name": 1}]}]}})
+
+
+def test_two_classes_of_one_name_are_told_apart_by_their_tool() -> None:
+    other = create_model("Order", items=(list[create_model("Item", name=(int, ...))], ...))
+
+    def both(one: Order, two: other) -> None:  # type: ignore[valid-type]
+        pass
+
+    both.__annotations__ = {"one": Order, "two": other}
+    with pytest.raises(TypeError, match="parameter 'two' has a class 'Item', and so has another one"):
+        tool_schema(both)
+
+
+async def test_a_function_gets_records_of_its_parameters_types_and_may_give_one() -> None:
+    arguments = {"order": {"items": [{"name": "a"}]}, "more": [{"name": "b"}], "tags": ["x", "x"]}
+    told = await run_tool({"ordered": ordered}, ToolCall("ordered", json.dumps(arguments)))
+    assert json.loads(told) == {"name": "a 1 ['x']", "parts": [{"name": "b", "parts": []}]}
+    wrong = await run_tool({"ordered": ordered}, ToolCall("ordered", {"order": {"items": [{"name": 1}]}}))
+    assert wrong.startswith("error: ValidationError") and "items.0.name" in wrong
+    either: list[Item | str] = []
+
+    def takes(values: list[Item | str]) -> None:
+        either.extend(values)
+
+    await run_tool({"takes": takes}, ToolCall("takes", {"values": ["x", {"name": "y"}]}))
+    assert either == ["x", Item(name="y")]
+
+
+async def test_functions_that_a_model_could_not_tell_apart_are_refused(client: AsyncClient) -> None:
+    def named() -> Any:
+        def search(text: str) -> str:
+            return text
+
+        return search
+
+    with pytest.raises(InvalidArgumentError, match="has several functions named 'search'"):
+        await client.run_tools([ChatMessage("user", "x")], [named(), weather, named()])
 
 
 async def test_a_tool_tells_what_it_gives_or_what_went_wrong() -> None:

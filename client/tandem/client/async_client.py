@@ -393,6 +393,10 @@ class AsyncClient(AsyncOperators, AsyncBatches):
             raise invalid_argument([FieldViolation("max_rounds", f"must be at least 1, not {max_rounds}")])
         conversation = _conversation(messages)
         known = {tool_name(function): function for function in functions}
+        if len(known) < len(functions):
+            names = [tool_name(function) for function in functions]
+            problem = f"has several functions named {next(name for name in names if names.count(name) > 1)!r}"
+            raise invalid_argument([FieldViolation("functions", problem)])
         said = list(conversation.messages)
         request_id = options.get("request_id") or uuid.uuid4().hex
         options["tools"] = [*options.get("tools", ()), *functions]
