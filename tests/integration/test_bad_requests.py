@@ -94,6 +94,11 @@ VIOLATIONS = {
     "frequency": (sampling(frequency_penalty=-INFINITE), "sampling.frequency_penalty", "finite"),
     "bias id": (sampling(logit_bias=[pb.LogitBias(id=300)]), "sampling.logit_bias.id[0]", "vocabulary"),
     "bias": (sampling(logit_bias=[pb.LogitBias(id=3, bias=NAN)]), "sampling.logit_bias[0].bias", "finite"),
+    "bias beyond float32": (
+        sampling(logit_bias=[pb.LogitBias(id=3, bias=-1e39)]),
+        "sampling.logit_bias[0].bias",
+        "finite",
+    ),
     "bias twice": (sampling(logit_bias=[pb.LogitBias(id=3)] * 2), "sampling.logit_bias", "once"),
     "allowed id": (sampling(allowed_ids=[1, 300]), "sampling.allowed_ids[1]", "vocabulary"),
     "allowed is banned": (sampling(allowed_ids=[4], banned_ids=[4]), "sampling.allowed_ids", "at least one"),

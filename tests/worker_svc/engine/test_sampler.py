@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST
 from tandem.worker.engine.randomness import uniform
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampler import Rows, Sampled, SamplingTable, launch
@@ -217,6 +218,39 @@ def test_extreme_temperatures_do_not_overflow(temperature: float):
     assert 0 <= result.ids[0] < 50
     if temperature < 1:
         assert result.ids[0] == logits.argmax()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Sampling(mirostat=1),
+        Sampling(mirostat=2),
+        Sampling(top_k=3, temperature_last=False),
+        Sampling(typical_p=0.5),
+        Sampling(top_k=3),
+        Sampling(temperature=FLOAT32_MAX, dynamic_temperature_range=FLOAT32_MAX, temperature_last=False),
+        Sampling(temperature=0.0),
+    ],
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"repetition_penalty": FLOAT32_SMALLEST},
+        {"repetition_penalty": FLOAT32_MAX},
+        {"logit_bias": ((3, FLOAT32_MAX), (5, -FLOAT32_MAX)), "repetition_penalty": 0.1},
+        {"logit_bias": ((3, -FLOAT32_MAX),), "dry_multiplier": FLOAT32_MAX, "dry_allowed_length": 1},
+    ],
+)
+def test_penalties_and_biases_of_any_size_leave_a_distribution(asked: Sampling, change: dict[str, float]):
+    logits = logits_of(2, vocabulary=60)
+    logits[:, 40:] = float("-inf")
+    prompt, told = (3, 5, 7, 3, 5, 7, 3), {"logprobs": LogprobOptions(processed=True, top=1)}
+    requests = [request(replace(asked, **change), prompt, 0, **told), request(Sampling(), prompt, 1, **told)]
+    result = sample(logits.clone(), requests, SamplingTable(2))
+    assert (result.ids < 40).all() and result.possible.all()
+    assert np.isfinite(result.logprobs).all()
+    alone = sample(logits[1:].clone(), [request(Sampling(), prompt, 1, **told)], SamplingTable(1))
+    assert (alone.ids[0], alone.logprobs[0]) == (result.ids[1], result.logprobs[1])
 
 
 def test_a_slot_is_used_again_and_holds_the_new_parameters():

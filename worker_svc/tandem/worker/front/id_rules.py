@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from google.protobuf.message import Message
 
 from tandem.common.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.limits.fields import Kind, Limit
+from tandem.limits.fields import FLOAT32_MAX, Kind, Limit
 
 
 def id_violations(request: Message, limits: Mapping[str, Limit], vocabulary_size: int) -> Iterator[FieldViolation]:
@@ -58,7 +57,7 @@ def _sequences(limit: Limit, sequences: Sequence[pb.TokenSequence], vocabulary_s
 def _biases(field: str, biases: Sequence[pb.LogitBias], vocabulary_size: int) -> Iterator[FieldViolation]:
     yield from _ids(f"{field}.id", [each.id for each in biases], vocabulary_size)
     for place, each in enumerate(biases):
-        if not math.isfinite(each.bias):
-            yield FieldViolation(f"{field}[{place}].bias", f"must be a finite number, not {each.bias:g}")
+        if not abs(each.bias) <= FLOAT32_MAX:
+            yield FieldViolation(f"{field}[{place}].bias", f"must be a finite 32-bit float, not {each.bias:g}")
     if len({each.id for each in biases}) < len(biases):
         yield FieldViolation(field, "must name each id once")

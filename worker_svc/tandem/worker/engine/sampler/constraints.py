@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.engine.sampler.bounds import bounded
 from tandem.worker.engine.sampler.rows import Rows
 from tandem.worker.engine.sampler.sent import sent
 from tandem.worker.engine.sampler.table import Ids, Lists, Parameters, SamplingTable, Words
@@ -38,7 +39,8 @@ def constrain(logits: torch.Tensor, rows: Rows, parameters: Parameters, table: S
     if ids.size:
         device = logits.device
         index = (torch.from_numpy(places).to(device), torch.from_numpy(ids).to(device))
-        logits[index] += torch.from_numpy(added).to(device)
+        values = logits[index]
+        logits[index] = bounded(values, values + torch.from_numpy(added).to(device))
 
 
 def packed_masks(

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.engine.sampler.bounds import bounded
 from tandem.worker.engine.sampler.breakers import Breakers
 from tandem.worker.engine.sampler.rows import Rows
 from tandem.worker.engine.sampler.table import Parameters, SamplingTable
@@ -46,7 +47,9 @@ def penalize_continuations(logits: torch.Tensor, rows: Rows, parameters: Paramet
         device = logits.device
         ids = np.concatenate([ids for ids, _ in found])
         index = (torch.from_numpy(places).to(device), torch.from_numpy(ids).to(device))
-        logits[index] -= torch.from_numpy(np.concatenate([penalty for _, penalty in found])).to(device)
+        values = logits[index]
+        penalties = torch.from_numpy(np.concatenate([penalty for _, penalty in found])).to(device)
+        logits[index] = bounded(values, values - penalties)
 
 
 def continuations(

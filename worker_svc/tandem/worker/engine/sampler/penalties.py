@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tandem.worker.engine.sampler.bounds import bounded
 from tandem.worker.engine.sampler.rows import Rows
 from tandem.worker.engine.sampler.table import Parameters
 
@@ -53,4 +54,5 @@ def penalize(logits: torch.Tensor, rows: Rows, parameters: Parameters) -> None:
     ratio = torch.from_numpy((1 + (rule["repetition_penalty"] - 1) * last).astype(np.float32)).to(device)
     minus = (rule["presence_penalty"] * last + rule["frequency_penalty"] * together).astype(np.float32)
     values = logits[index]
-    logits[index] = torch.where(values > 0, values / ratio, values * ratio) - torch.from_numpy(minus).to(device)
+    changed = torch.where(values > 0, values / ratio, values * ratio) - torch.from_numpy(minus).to(device)
+    logits[index] = bounded(values, changed)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tandem.limits.fields import FLOAT32_MAX
 from tandem.worker.engine.sampler.ordered import Ordered
 from tandem.worker.engine.sampler.table import Parameters, column
 
@@ -27,7 +28,7 @@ def effective(o: Ordered, parameters: Parameters) -> torch.Tensor:
     if not (span > 0).any():
         return fixed.clamp_min(COLDEST)
     low = torch.from_numpy(np.maximum(0, parameters["temperature"] - span)).to(device)
-    high = torch.from_numpy(parameters["temperature"] + span).to(device)
+    high = torch.from_numpy(np.minimum(parameters["temperature"] + span, FLOAT32_MAX)).to(device)
     count = o.count()
     evenness = (o.entropy() / count.clamp_min(2).log()).clamp(0.0, 1.0)
     moving = low + (high - low) * evenness ** column(parameters, "dynamic_temperature_exponent", device)
