@@ -23,8 +23,13 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHE
 
 said = litellm.completion(messages=MESSAGES, **BASE)
 assert said.choices[0].message.content and said.usage.completion_tokens
-streamed = litellm.completion(messages=MESSAGES, stream=True, stream_options={"include_usage": True}, **BASE)
-assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+streamed = list(litellm.completion(messages=MESSAGES, stream=True, stream_options={"include_usage": True}, **BASE))
+# Newer ones pass the last chunk on, which has the usage and no choices.
+assert "".join(choice.delta.content or "" for chunk in streamed for choice in chunk.choices)
+assert streamed[-1].usage.completion_tokens
+begun = [*MESSAGES, {"role": "assistant", "content": "O, she doth"}]
+continued = litellm.completion(messages=begun, extra_body={"continue_final_message": True}, **BASE)
+assert continued.choices[0].message.content and continued.usage.prompt_tokens > said.usage.prompt_tokens
 assert asyncio.run(litellm.acompletion(messages=MESSAGES, **BASE)).choices[0].finish_reason in ("stop", "length")
 
 more = {**BASE, "max_tokens": 200}
@@ -40,8 +45,9 @@ text = litellm.text_completion(**{**BASE, "model": "text-completion-openai/demo"
 assert text.choices[0].text
 response = litellm.responses(**{**BASE, "max_tokens": None}, input="O Romeo?", max_output_tokens=8)
 assert response.status in ("completed", "incomplete")
-claude = litellm.completion(messages=MESSAGES, **{**BASE, "model": "anthropic/demo", "api_base": URL})
-assert claude.choices[0].message.content
+for messages in (MESSAGES, begun):
+    claude = litellm.completion(messages=messages, **{**BASE, "model": "anthropic/demo", "api_base": URL})
+    assert claude.choices[0].message.content
 try:
     litellm.completion(messages=MESSAGES, **{**BASE, "model": "openai/nobody"})
 except litellm.NotFoundError:
