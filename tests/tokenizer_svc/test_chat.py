@@ -333,7 +333,9 @@ async def test_what_is_begun_tells_whether_the_answer_goes_on_with_reasoning(sta
     ):
         request = chat(("assistant", content), chat_template="{{ messages[0].content }}.", continue_final_message=True)
         request.answer.format = form
-        assert (await running.stub.EncodeChat(request)).answer.in_reasoning is expected, (form, content)
+        guide = (await running.stub.EncodeChat(request)).answer
+        assert guide.in_reasoning is expected, (form, content)
+        assert not (form == "harmony" and guide.reasoning_end_ids), "nothing is left to end"
 
 
 def test_a_mark_survives_what_templates_do_with_contents() -> None:

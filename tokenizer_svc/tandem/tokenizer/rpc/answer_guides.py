@@ -39,7 +39,8 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
     if continues:
         opened = opened or opened_within(form, request.messages[-1].content)
     guide.in_reasoning = opened is not None or (form.is_harmony and not continues)
-    if not (form.is_harmony and request.tools):  # there, calls come in place of the channel that ends the reasoning
+    # In harmony, calls come in place of the channel that ends the reasoning, and a message that was begun has none.
+    if not (form.is_harmony and (request.tools or continues)):
         begin_ids, end_ids = reasoning_ids(form, loaded, opened)
         guide.reasoning_begin_ids.extend(begin_ids)
         guide.reasoning_end_ids.extend(end_ids)
