@@ -27,6 +27,7 @@ from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import RotaryTable
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.gguf_tensors import named_tensors
 from tests.worker_svc.checkpoints.test_model_config import GOOD
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 from tests.worker_svc.model.random_models import saved
@@ -255,6 +256,43 @@ def test_divisors_that_llama_cpp_does_not_know_of_an_architecture_are_refused(tm
     reference = saved("Qwen3", tmp_path / "hf")
     path = save_gguf(reference, tmp_path / "model.gguf", extra={"rope_freqs.weight": np.ones(6, dtype=np.float32)})
     assert "rope_freqs.weight is there, which llama.cpp does not know of qwen3" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["llama with biases", "qwen3", "olmo2", "cohere"])
+def test_queries_keys_and_values_may_be_one_tensor_as_newer_converters_write_them(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    reference = saved(kind, tmp_path / "hf", **changes)
+    whole = {name: tensor.numpy() for name, tensor in named_tensors(reference)}
+    parts = ("attn_q.", "attn_k.", "attn_v.")
+    fused = {
+        whose.replace("attn_q.", "attn_qkv."): np.concatenate([whole[whose.replace(parts[0], part)] for part in parts])
+        for whose in whole
+        if parts[0] in whose
+    }
+    path = save_gguf(reference, tmp_path / "model.gguf", extra=fused, without=parts)
+    assert_serves(path, reference)
+
+
+def test_a_vector_may_be_a_matrix_of_one_row_as_newer_converters_write_it(tmp_path: Path) -> None:
+    kind, changes = MODELS["qwen2 moe"]
+    reference = saved(kind, tmp_path / "hf", **changes)
+    rows = {name: tensor.view(1, -1).numpy() for name, tensor in named_tensors(reference) if "_inp_shexp" in name}
+    assert_serves(save_gguf(reference, tmp_path / "model.gguf", extra=rows, without=("_inp_shexp",)), reference)
+
+
+def test_a_theta_of_layers_with_a_window_is_read_of_olmo_3(tmp_path: Path) -> None:
+    kind, changes = MODELS["olmo3, scaled where there is no window"]
+    reference = saved(kind, tmp_path / "hf", **changes)
+    assert reference.config.rope_parameters["sliding_attention"]["rope_theta"] == 300
+    path = save_gguf(reference, tmp_path / "model.gguf", metadata={"olmo2.rope.freq_base_swa": 300.0})
+    assert_serves(path, reference)
+
+
+def test_a_tensor_that_is_not_known_of_an_architecture_is_named(tmp_path: Path) -> None:
+    kind, changes = MODELS["olmo"]
+    extra = {"blk.0.attn_output.bias": np.ones(48, dtype=np.float32)}
+    path = save_gguf(saved(kind, tmp_path / "hf", **changes), tmp_path / "model.gguf", extra=extra)
+    assert "attention.output_bias, which is not known of olmo" in refusal(path)
 
 
 def test_special_ids_come_from_keys_and_from_the_texts_of_tokens(tmp_path: Path) -> None:

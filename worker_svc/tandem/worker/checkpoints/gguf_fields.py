@@ -61,7 +61,8 @@ _MODEL: Table = (
 
 
 # Beside these, by `general.architecture`. Granite's layers rotate unless the scaling is not "finetuned".
-_LAYER_NORM: Table = {"attention.layer_norm_epsilon": USED, "attention.layer_norm_rms_epsilon": Only()}
+# The second one is what llama.cpp's converter makes of a `norm_eps`, and of no norm there.
+_LAYER_NORM: Table = {"attention.layer_norm_epsilon": USED, "attention.layer_norm_rms_epsilon": NEUTRAL}
 _GRANITE: Table = rules(USED, "embedding_scale residual_scale attention.scale logit_scale") | {
     "rope.scaling.finetuned": Only((True,))
 }
@@ -149,7 +150,7 @@ _MORE: Mapping[str, Table] = {
     "hunyuan-moe": rules(USED, "expert_shared_feed_forward_length") | {"expert_shared_count": Only((1,))},
     "afmoe": _EXPERTS
     | rules(USED, "expert_shared_count leading_dense_block_count expert_weights_scale expert_weights_norm"),
-    "olmo2": _WINDOWS,
+    "olmo2": _WINDOWS | {"rope.freq_base_swa": USED},
     "phi3": rules(
         Only(), "rope.scaling.factor rope.scale_linear rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
     ),

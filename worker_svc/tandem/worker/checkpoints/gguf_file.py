@@ -82,7 +82,12 @@ class GgufCheckpoint:
         elif self._architecture.drafting_layers:
             stored = {name: tensor for name, tensor in stored.items() if _block(name) < layers}
         self._drop_shared(stored)
-        self._layout = GgufLayout(self.config, self._architecture, stored, layers if head else 0)
+        try:
+            self._layout = GgufLayout(self.config, self._architecture, stored, layers if head else 0)
+        except KeyError as error:
+            kind = files.metadata["general.architecture"]
+            raise CheckpointError(f"{path}: has {error.args[0]}, which is not known of {kind}") from None
+        self._drop_ones(stored)
         match_tensors(path, self._layout.shapes, stored)
         self._numbers = {
             name: _number(path, files.metadata, key, layer, layers)
@@ -182,6 +187,14 @@ class GgufCheckpoint:
         release_mapped(first)
         release_mapped(second)
         return same
+
+    def _drop_ones(self, stored: dict[str, StoredTensor]) -> None:
+        """Makes vectors of what newer converters store as matrices of one row: to llama.cpp the two are the same."""
+        for name, shape in self._layout.shapes.items():
+            if name in stored and stored[name].shape == (1, *shape):
+                stored[name] = replace(stored[name], shape=shape)
+                located = self._tensors[name]
+                self._tensors[name] = replace(located, tensor=replace(located.tensor, shape=shape))
 
     def _drop_shared(self, stored: dict[str, StoredTensor]) -> None:
         """Leaves out what layers would have if they did not look at the keys and values of another one."""

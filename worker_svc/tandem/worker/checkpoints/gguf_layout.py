@@ -39,7 +39,9 @@ class GgufLayout:
         self._layer_names = dict(architecture.layer_names)
         if any(name.endswith(FUSED_EXPERTS["experts.gate"]) for name in stored):
             self._layer_names |= FUSED_EXPERTS
-        if architecture.may_fuse and any(name.endswith(FUSED["attention.q"]) for name in stored):
+        # Where states have a matrix of this name, queries, keys and values lie apart.
+        own = architecture.hybrid or isinstance(config.recurrence, KimiDelta | Lightning)
+        if not own and any(name.endswith(FUSED["attention.q"]) for name in stored):
             self._layer_names |= FUSED | FUSED_BIASES
         if config.parallel_norms:
             self._layer_names |= architecture.own_norm_names

@@ -87,7 +87,6 @@ class GgufArchitecture:
     sharing: str = ""  # what a file with a shared expert is, which need not have one: the name of the architecture
     windowed: str = ""  # what a file with a window is, which need not have one: the name of the architecture
     window_rope: float | None = None  # theta of layers with a window, which rotate without scaling; 0: as the others
-    may_fuse: bool = False  # older files have q, k and v in one tensor, and their biases in another
     partly_rotated: bool = False  # whether `rope.dimension_count` may be less than a head has
     longrope: bool = False  # whether it knows tensors of RoPE's factors
     truncate: bool = True  # YaRN blends between whole pairs

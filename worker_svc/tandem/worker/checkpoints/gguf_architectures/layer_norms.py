@@ -17,7 +17,6 @@ LAYER_NORMS = {
         "phi",
         norm_eps="attention.layer_norm_epsilon",
         partly_rotated=True,
-        may_fuse=True,
         layer_names=LAYER_NAMES | MLP_BIASES,
         always={
             **{"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},

@@ -70,9 +70,7 @@ LLAMAS = {
         layer_names=LAYER_NAMES | _NORMS_AFTER,
         always={"norm_placement": "after"},
     ),
-    "chatglm": GgufArchitecture(
-        "glm", permuted=True, partly_rotated=True, layer_names=LAYER_NAMES | _FUSED_MLP, may_fuse=True
-    ),
+    "chatglm": GgufArchitecture("glm", permuted=True, partly_rotated=True, layer_names=LAYER_NAMES | _FUSED_MLP),
     "exaone4": GgufArchitecture(
         "exaone4",
         qk_norm="head",
