@@ -256,3 +256,18 @@ def test_a_client_belongs_to_one_event_loop() -> None:
     for foreign in (use, client.close, client.with_options(seed=1).close):
         with pytest.raises(ConfigurationError, match="event loop"):
             asyncio.run(foreign())
+
+
+async def test_a_batch_that_was_dropped_within_a_cycle_is_ended(client: AsyncClient, worker: CountingWorker) -> None:
+    async def drop() -> None:
+        events = client.stream_batch(["Hi", "Ho"], seed=0, concurrency=1)
+        await anext(events)
+        await worker.seen[0].ended.wait()  # and its answer waits for its reader
+        cycle: list[object] = [events]
+        cycle.append(cycle)
+
+    await drop()
+    gc.collect()
+    while client._batch_tasks:
+        await asyncio.wait(client._batch_tasks)
+    assert len(worker.seen) == 1, "the second one never begins"

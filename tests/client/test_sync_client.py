@@ -86,6 +86,34 @@ def test_dropping_a_stream_cancels(sync_client: Client, servers: ServersThread) 
     assert servers.worker.seen[0].cancelled.is_set()
 
 
+@pytest.mark.parametrize("where", ["in the loop", "in a call"])
+def test_a_batch_that_was_dropped_is_ended_wherever_it_is_collected(
+    sync_client: Client, servers: ServersThread, where: str
+) -> None:
+    async def collect() -> None:
+        gc.collect()
+
+    def drop() -> None:
+        events = sync_client.stream_batch(["Hi"], seed=0)
+        next(events)
+        cycle: list[object] = [events]
+        cycle.append(cycle)
+
+    servers.worker.pause_at = 3
+    gc.disable()
+    try:
+        drop()
+        if where == "in the loop":
+            assert sync_client._loop is not None
+            sync_client._loop.submit(collect()).result(30)
+        else:
+            with sync_client._lock:
+                gc.collect()
+    finally:
+        gc.enable()
+    servers.wait(servers.worker.seen[0].cancelled)
+
+
 def test_cancel_from_another_thread_wakes_the_reader(sync_client: Client, servers: ServersThread) -> None:
     servers.worker.pause_at = 0
     stream = sync_client.stream("Hi", seed=0)

@@ -154,6 +154,7 @@ class AsyncClient(AsyncOperators, AsyncBatches):
         self._text_service: TextService | None = None
         self._pool: WorkerPool | None = None
         self._answers: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+        self._batch_tasks: set[asyncio.Task[None]] = set()
 
     def with_options(self, **options: Unpack[GenerateOptions]) -> Self:
         """Returns a client over the same connections whose generations have these options where a call names no others;

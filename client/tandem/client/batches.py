@@ -38,6 +38,10 @@ class BatchEvent:
 class AsyncBatches(ABC):
     """The calls of a client with many prompts."""
 
+    # Somebody else must know them too, or a batch that was dropped is collected together with its tasks, none of which
+    # is ended then.
+    _batch_tasks: set[asyncio.Task[None]]
+
     @abstractmethod
     def _plan(self, prompt: Prompt, options: GenerateOptions, field: str = "prompt") -> GenerationPlan: ...
 
@@ -166,12 +170,15 @@ class AsyncBatches(ABC):
             try:
                 async with gate:
                     await self._tell(index, plan, encodings[index], deadline, came, deliver_chunks)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as error:
                 await came.put(error)
 
         tasks = [asyncio.create_task(one(index, plan)) for index, plan in enumerate(plans)]
+        for task in tasks:
+            self._batch_tasks.add(task)
+            task.add_done_callback(self._batch_tasks.discard)
         left = len(plans)
         try:
             while left:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
@@ -107,6 +107,35 @@ class Stream:
         """The result, once the stream has ended. Raises ResultNotReadyError before that, or the error that ended the
         stream early."""
         return self._stream.result
+
+
+class _BatchEvents:
+    """What comes of a batch. One that is dropped is ended by the event loop, as any asynchronous generator: nothing may
+    be waited for where a garbage collector comes by, which may be within a lock that the loop needs."""
+
+    def __init__(self, client: Client, events: AsyncGenerator[BatchEvent, None]) -> None:
+        self._client = client
+        self._events = events
+
+    def __iter__(self) -> Iterator[BatchEvent]:
+        return self
+
+    def __next__(self) -> BatchEvent:
+        event = self._client._run(self._next())
+        if event is None:
+            raise StopIteration
+        return event
+
+    async def _next(self) -> BatchEvent | None:
+        return await anext(self._events, None)
+
+    def close(self) -> None:
+        """Ends what still runs, and waits until all calls are closed."""
+        with contextlib.suppress(ClientClosedError):  # a closed client has closed them
+            self._client._run(self._end())
+
+    async def _end(self) -> None:
+        await self._events.aclose()
 
 
 def _docstring(call: Callable[..., object]) -> str:
@@ -232,19 +261,7 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Iterator[BatchEvent]:
         events = self._async.stream_batch(prompts, concurrency=concurrency, each=each, **options)
-
-        async def following() -> BatchEvent | None:
-            return await anext(events, None)
-
-        def read() -> Iterator[BatchEvent]:
-            try:
-                while (event := self._run(following())) is not None:
-                    yield event
-            finally:
-                with contextlib.suppress(ClientClosedError):
-                    self._run(events.aclose())
-
-        return read()
+        return _BatchEvents(self, events)
 
     with_options.__doc__ = _docstring(AsyncClient.with_options)
     stream_batch.__doc__ = _docstring(AsyncClient.stream_batch)
