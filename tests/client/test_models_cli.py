@@ -52,6 +52,14 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_adapter_that_is_not_there_is_one_clear_line(repository: Path, tmp_path: Path) -> None:
+    model, adapter = repository / "models" / "demo", tmp_path / "no"
+    done = tandem("convert", model, tmp_path / "new", "--to", "hugging-face", "--adapter", adapter)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == f"error: {adapter}/adapter_config.json: no such file\n"
+    assert not (tmp_path / "new").exists()
+
+
 def test_without_the_workers_code_both_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for command in (("inspect", tmp_path), ("convert", tmp_path, tmp_path / "new", "--to", "meta")):

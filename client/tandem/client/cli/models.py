@@ -69,10 +69,15 @@ def convert(
     dtype: Annotated[
         Dtype, typer.Option("--dtype", help="Dtype of the matrices; auto: that of most of the source's.")
     ] = Dtype.AUTO,
+    adapter: Annotated[
+        Path | None,
+        typer.Option("--adapter", help="The folder of a LoRA adapter, whose changes are added to the weights."),
+    ] = None,
 ) -> None:
     """Write a checkpoint in another format. The target appears only when it is complete."""
     with reporting_errors():
         arguments = [str(source), str(target), f"--to={to.value}", f"--dtype={dtype.value}"]
+        arguments += [] if adapter is None else [f"--adapter={adapter}"]
         columns = (BarColumn(), TaskProgressColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
         with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
             task = bar.add_task("", total=None)

@@ -13,12 +13,13 @@ from tandem.worker.checkpoints.meta import MetaCheckpoint
 __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint", "open_head"]
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens the folder or GGUF file at `path`, whose format is recognised by what is in it.
+def open_checkpoint(path: Path, adapter: Path | None = None) -> Checkpoint:
+    """Opens the folder or GGUF file at `path`, whose format is recognised by what is in it; with an `adapter`, its
+    changes are in the weights.
 
     Everything is checked but the weights' values: sizes, names, shapes, dtypes, files. Raises CheckpointError.
     """
-    return _checked(path, head=False)
+    return _checked(path, head=False, adapter=adapter)
 
 
 def open_head(path: Path) -> Checkpoint:
@@ -27,16 +28,18 @@ def open_head(path: Path) -> Checkpoint:
     return _checked(path, head=True)
 
 
-def _checked(path: Path, *, head: bool) -> Checkpoint:
+def _checked(path: Path, *, head: bool, adapter: Path | None = None) -> Checkpoint:
     try:
-        return _opened(path, head=head)
+        return _opened(path, head=head, adapter=adapter)
     except ArithmeticError as error:
         raise CheckpointError(f"{path}: has numbers too large or too small to compute with ({error})") from error
 
 
-def _opened(path: Path, *, head: bool) -> Checkpoint:
+def _opened(path: Path, *, head: bool, adapter: Path | None) -> Checkpoint:
     try:
         if path.is_file():
+            if adapter is not None:
+                raise _not_adapted(path)
             return _open_file(path, head=head)
         names = {file.name for file in path.iterdir()}
     except FileNotFoundError:
@@ -45,7 +48,9 @@ def _opened(path: Path, *, head: bool) -> Checkpoint:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     has_safetensors = any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
     if "config.json" in names and (has_safetensors or "params.json" not in names):
-        return HuggingFaceCheckpoint(path, head=head)
+        return HuggingFaceCheckpoint(path, head=head, adapter=adapter)
+    if adapter is not None:
+        raise _not_adapted(path)
     if "params.json" in names:
         if head:
             raise CheckpointError(f"{path}: Meta's layout has no head that guesses the token after next")
@@ -58,6 +63,10 @@ def _opened(path: Path, *, head: bool) -> Checkpoint:
     raise CheckpointError(
         f"{path}: neither config.json (Hugging Face layout) nor params.json (Meta layout) nor a GGUF file is there"
     )
+
+
+def _not_adapted(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: is not a folder in Hugging Face's layout; adapters are served with such alone")
 
 
 def _open_file(path: Path, *, head: bool) -> Checkpoint:

@@ -168,9 +168,9 @@ _MORE: Mapping[str, Table] = {
     | rules(USED, "expert_shared_count expert_weights_scale expert_gating_func")
     | rules(NEUTRAL, "expert_shared_feed_forward_length"),
     "hy_v3": _EXPERTS
-    | rules(USED, "expert_shared_feed_forward_length leading_dense_block_count nextn_predict_layers")
+    | rules(USED, "expert_shared_feed_forward_length nextn_predict_layers")
     | rules(USED, "expert_weights_scale expert_weights_norm")
-    | rules(NEUTRAL, "expert_shared_count"),
+    | rules(NEUTRAL, "expert_shared_count leading_dense_block_count"),
     "granite_swa": _WINDOWS
     | rules(USED, "embedding_scale residual_scale attention.scale logit_scale attention.rope_pattern")
     | rules(USED, "expert_shared_feed_forward_length"),

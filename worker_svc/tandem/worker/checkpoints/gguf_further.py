@@ -69,6 +69,15 @@ def llama4(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, A
     }
 
 
+def hunyuan3(fields: Fields, config: ModelConfig, facts: Facts) -> Mapping[str, Any]:
+    """Which layers are dense, which tensors say: llama.cpp knows no key of it."""
+    if config.experts is None:
+        raise fields.error("expert_count", "is missing, without which this architecture is not served")
+    layers = range(config.num_layers)
+    dense = tuple(layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in facts.shapes)
+    return {"experts": replace(config.experts, dense_layers=dense)}
+
+
 def ministral3(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, Any]:
     """Queries that grow beyond the context that was trained first; YaRN with a factor of its own."""
     scaling = config.rope_scaling

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from tandem.worker.checkpoints.adapters import Adapted, adapted_tensors
 from tandem.worker.checkpoints.checkpoint import (
     CheckpointError,
     StoredMatrix,
@@ -46,12 +46,12 @@ from tandem.worker.checkpoints.hugging_face_wrapped import (
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import ModelConfig, Table
 from tandem.worker.checkpoints.model_optimizer import ModelOptimizerScheme
-from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
 from tandem.worker.checkpoints.row_order import heads_order, index_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 from tandem.worker.checkpoints.scheme_parts import Part, Scheme
 from tandem.worker.checkpoints.schemes import of_experts, scheme_of
+from tandem.worker.checkpoints.tensor_files import open_files, read_tensor
 
 _log = logging.getLogger(__name__)
 
@@ -60,18 +60,6 @@ _IGNORED = re.compile(
     r".+\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"  # of lightning attention
     r"|(.+\.)?(rotary_emb\.inv_freq|h\.\d+\.attn\.(attention\.)?(masked_)?bias|\d+\.attention\.(masked_)?bias)"
 )
-_DTYPES: Mapping[str, torch.dtype] = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.float8_e8m0fnu,
-}
-_SERVED = frozenset(_DTYPES.values())
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -89,13 +77,17 @@ class HuggingFaceCheckpoint:
 
     format: Literal["hugging_face"] = "hugging_face"
 
-    def __init__(self, path: Path, *, head: bool = False) -> None:
-        """Reads everything but the weights themselves: the model, or the `head` beside it. Raises CheckpointError."""
+    def __init__(self, path: Path, *, head: bool = False, adapter: Path | None = None) -> None:
+        """Reads everything but the weights themselves: the model, with the changes of an `adapter`, or the `head`
+        beside it. Raises CheckpointError."""
         self.path = path
         whole = Fields.read(path / "config.json")
         config, wrapper = text_fields(whole), wrapper_of(whole)
         self._architecture = architecture_of(config)
-        self._files = _open_files(path)  # stored name -> the open file that has it
+        # Stored name -> the open file that has it.
+        self._files = {name: file for name, file in open_files(path, _WEIGHTS).items() if not _IGNORED.fullmatch(name)}
+        if adapter is not None:
+            self._files |= adapted_tensors(self._files, adapter)
         wrapper = wrapper or wrapper_around(self._architecture)
         # What the files call a tensor, by what we do: a text model's that is part of another have names of their own.
         self._names = text_names(path, self._files, wrapper)
@@ -110,7 +102,7 @@ class HuggingFaceCheckpoint:
                 every = {theirs: known.our_name(theirs) for theirs in self._names}
                 self._names = {name: self._names[theirs] for theirs, name in every.items() if name is not None}
             ours = self._names
-        stored = {name: _stored(self._files[theirs], theirs) for name, theirs in ours.items()}
+        stored = {name: self._files[theirs].stored(theirs) for name, theirs in ours.items()}
         if wrapper is not None:
             self._architecture = with_stored_experts(self._architecture, config, stored)
         self._joined: dict[str, tuple[str, ...]] = {}  # of several tensors of the files, below each other
@@ -265,7 +257,7 @@ class HuggingFaceCheckpoint:
             if models not in self._names:
                 models = EMBEDDING  # tied
             theirs = self._names.get(models)
-            same = theirs is not None and stored.get(name) == _stored(self._files[theirs], theirs)
+            same = theirs is not None and stored.get(name) == self._files[theirs].stored(theirs)
             if same and self._equal(name, models):
                 del stored[name]
             elif any(other.startswith(name.removesuffix("weight")) for other in stored):
@@ -344,10 +336,9 @@ class HuggingFaceCheckpoint:
             whole = self._copy = torch.cat([self._read(Place(name)) for name in self._joined[stored_name]])
             return whole if place.rows is None else whole[place.rows]
         name = self._names.get(stored_name, stored_name)
-        try:
-            tensor: torch.Tensor = self._files[name].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise CheckpointError(f"{self.path}: tensor {stored_name} cannot be read: {error}") from error
+        tensor = read_tensor(self.path, self._files[name], name, stored_name)
+        if isinstance(self._files[name], Adapted):
+            self._copy = tensor
         if not tensor.dim():
             tensor = tensor.view(1)
         if place.expert is not None:
@@ -408,74 +399,3 @@ def shapes_in_files(architecture: Architecture, shapes: Mapping[str, tuple[int, 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Tells whether both are views of the same storage."""
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
-def _open_files(path: Path) -> dict[str, Any]:
-    """Returns every stored tensor's name and the open safetensors file that holds it."""
-    for name in _WEIGHTS:
-        single, index = path / name, path / f"{name}.index.json"
-        if single.exists():
-            file = _open(single)
-            return {name: file for name in file.keys() if not _IGNORED.fullmatch(name)}  # noqa: SIM118 (not a mapping)
-        if index.exists():
-            return _open_shards(path, Fields.read(index))
-    others = sorted(file.name for file in path.iterdir() if file.suffix in (".bin", ".safetensors", ".pth", ".gguf"))
-    there = f"; there is {', '.join(others[:3])}, which is not served" if others else ""
-    raise CheckpointError(f"{path}: neither {' nor '.join(_WEIGHTS)} nor an index of either is there{there}")
-
-
-def _open_shards(path: Path, index: Fields) -> dict[str, Any]:
-    weight_map = index.object("weight_map")
-    shards: dict[str, Any] = {}
-    for name, shard in weight_map.values.items():
-        if not isinstance(shard, str) or shard in ("", ".", "..") or Path(shard).name != shard:
-            raise weight_map.error(name, f"must be the name of a file in the same folder, but is {shard!r}")
-        if shard not in shards:
-            shards[shard] = _open(path / shard)
-    held: dict[str, str] = {}
-    for shard, file in shards.items():
-        for name in file.keys():  # noqa: SIM118
-            if name in held:
-                raise CheckpointError(f"{path / shard}: has the tensor {name}, which is in {held[name]} too")
-            held[name] = shard
-    for name, shard in weight_map.values.items():
-        if held.get(name) != shard:
-            raise CheckpointError(f"{path / shard}: tensor {name} is missing, which {index.path.name} says is there")
-    return {name: shards[shard] for name, shard in held.items() if not _IGNORED.fullmatch(name)}
-
-
-class _Pickled:
-    """A file of `torch.save` that is used as a safetensors file is."""
-
-    def __init__(self, file: Path) -> None:
-        self._tensors = load_tensors(file)
-
-    def keys(self) -> Iterable[str]:
-        return self._tensors
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-
-def _open(file: Path) -> Any:
-    if file.suffix == ".bin":
-        return _Pickled(file)
-    try:
-        with file.open("rb"):
-            pass  # safe_open calls a file that may not be read a missing one
-        return safe_open(file, framework="pt", device="cpu")
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: no such file") from None
-    except (PermissionError, IsADirectoryError) as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: damaged or truncated: {error}") from error
-
-
-def _stored(file: Any, name: str) -> StoredTensor:
-    if isinstance(file, _Pickled):
-        tensor = file.get_tensor(name)
-        return StoredTensor(tuple(tensor.shape), tensor.dtype if tensor.dtype in _SERVED else str(tensor.dtype))
-    header = file.get_slice(name)
-    dtype: str = header.get_dtype()
-    return StoredTensor(tuple(header.get_shape()), _DTYPES.get(dtype, dtype))

@@ -35,8 +35,11 @@ FAMILIES = {"meta": "meta", "hugging-face": "hugging_face", "gguf": "gguf"}
 _PROGRESS_SECONDS = 0.1
 
 
-def convert(source: Path, target: Path, family: str, dtype: str, progress: Progress) -> dict[str, Any]:
-    """Writes the checkpoint at `source` as `family` to `target`, which must not be there; says what was written.
+def convert(
+    source: Path, target: Path, family: str, dtype: str, progress: Progress, adapter: Path | None = None
+) -> dict[str, Any]:
+    """Writes the checkpoint at `source`, with the changes of an `adapter`, as `family` to `target`, which must not be
+    there; says what was written.
 
     Raises CheckpointError, ConvertError, OSError.
     """
@@ -46,7 +49,7 @@ def convert(source: Path, target: Path, family: str, dtype: str, progress: Progr
         raise ConvertError(f"{target}: the name of a GGUF file must end in .gguf")
     if not target.absolute().parent.is_dir():
         raise ConvertError(f"{target.absolute().parent}: no such folder")
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapter)
     wanted = checkpoint.dtype if dtype == "auto" else DTYPES[dtype]
     work = Source(checkpoint, wanted, progress, _head(source))
     with _partial(target) as partial:
@@ -149,6 +152,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--to", choices=FAMILIES, required=True)
+    parser.add_argument("--adapter", type=Path)
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
     options = parser.parse_args(arguments)
 
@@ -161,7 +165,8 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     try:
-        _say(convert(options.source, options.target, options.to, options.dtype, _throttled(stopped)))
+        progress = _throttled(stopped)
+        _say(convert(options.source, options.target, options.to, options.dtype, progress, options.adapter))
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # whoever asked has left
     except Exception as error:

@@ -145,8 +145,9 @@ EXPERTS = {
         "hy_v3",
         qk_norm="head",
         layer_names=LAYER_NAMES | SHARED | {"router_bias": "exp_probs_b"},
-        experts=GgufExperts(normalized=None, shared="size", scaled=True, dense_first=True, always=SIGMOID),
+        experts=GgufExperts(normalized=None, shared="size", scaled=True, always=SIGMOID),
         drafting_layers=True,
+        further=further.hunyuan3,
     ),
     "hunyuan-moe": GgufArchitecture(
         "hunyuan_v1_moe",

@@ -104,7 +104,7 @@ def build_engine(
     """
     threads, device = _prepare(config, ranks)
     config = config.on(device.type)
-    checkpoint = checkpoint or open_checkpoint(Path(config.model))
+    checkpoint = checkpoint or open_checkpoint(Path(config.model), Path(config.adapter) if config.adapter else None)
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
     require_kv_format(config.kv_cache_dtype, device, served)

@@ -114,6 +114,11 @@ class EngineConfig(BaseModel):
         description="compute drafts where they are likely to give more tokens per second (auto), or always, "
         "as if they were free",
     )
+    adapter: str = Field(
+        default="",
+        description="folder of a LoRA adapter, as PEFT writes it, whose changes are added to the weights when they are "
+        "loaded; for models in Hugging Face's layout that are not stored quantized",
+    )
     draft_model: str = Field(
         default="",
         description="checkpoint of a small model with the same vocabulary, which guesses for the large one; "
