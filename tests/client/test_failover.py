@@ -331,6 +331,20 @@ async def test_an_answer_does_not_move_to_another_model(tokenizer_address: str) 
     assert not first.seen or not second.seen
 
 
+async def test_an_answer_whose_model_is_gone_says_so(tokenizer_address: str, worker: CountingWorker) -> None:
+    worker.lose_at = 5
+    async with (
+        serving_workers(worker) as (address,),
+        AsyncClient(tokenizer_address, address, failover=IMPATIENT, timeout=30) as client,
+    ):
+        stream = client.stream("Hi", seed=0)
+        assert (await anext(stream)).text
+        worker.name = "another"
+        with pytest.raises(UnavailableError) as caught:
+            await stream.collect()
+    assert caught.value.message == f"no worker serves the model of this answer any more: {address}"
+
+
 async def test_an_answer_whose_end_was_lost_is_complete(client: AsyncClient, worker: CountingWorker) -> None:
     worker.lose_before_finished = True
     result = await client.generate("Hi", seed=0, max_tokens=5)

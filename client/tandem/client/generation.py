@@ -76,6 +76,7 @@ class TokenStream:
         self._failover = failover
         self._metrics = metrics
         self._model: ModelInfo | None = None
+        self._others = False  # a worker that serves another one was passed over when one was chosen last
         self._suspicions = ""  # engines in a row that died in its first step, as the last of them told
         self._sent = 0  # how often it was asked for again
         self._running = False  # where it was asked for last
@@ -90,8 +91,9 @@ class TokenStream:
                 await self._pause(patience, error, tried)
             worker = await self._pick(tried)
             if worker is None:
+                what = "no worker serves the model of this answer any more" if self._others else "no worker is serving"
                 error = UnavailableError(
-                    f"no worker is serving: {self._pool.states()}",
+                    f"{what}: {self._pool.states()}",
                     service="worker",
                     reason="NO_WORKER",
                     request_id=self._context.request_id,
@@ -279,6 +281,7 @@ class TokenStream:
 
     async def _pick(self, tried: set[Worker]) -> Worker | None:
         """Returns a worker that was not tried; once output exists, one that serves the same model."""
+        self._others = False
         while True:
             worker = await self._choose(tried)
             if worker is None or self._model is None or not any(self.outputs):
@@ -286,6 +289,7 @@ class TokenStream:
             model = await worker.model(self._context.timeout("worker"))
             if model is None or model.answers_like(self._model):
                 return worker
+            self._others = True
             tried.add(worker)
 
     def _ended_without_report(self) -> bool:
