@@ -43,6 +43,7 @@ DEEP: dict[str, dict[str, Any]] = {
     "references": {"json_schema": chained_references(REFERENCES)},
 }
 
+# The first takes long where what it forces is drafted.
 SLOW: dict[str, dict[str, Any]] = {
     "powers": {"regex": "(((a{1000}){1000}){1000}){1000}"},
     "counted": {"regex": "a{60000}"},

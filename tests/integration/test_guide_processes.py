@@ -109,7 +109,9 @@ async def test_no_process_outlives_its_engine(tmp_path: Path, who: str):
     """One guide is making a mask that takes very long, one has nothing to do."""
     async with demo_worker(tmp_path, "--kv-cache-tokens=4096", "--guide-mask-seconds=600") as worker:
         await worker.generate(guided(8, regex="[a-z]*"))
-        call = worker.inference.Generate(guided(8, **SLOW["powers"]), timeout=120)
+        slow = guided(8, **SLOW["powers"])
+        slow.speculation.max_draft_tokens = 1
+        call = worker.inference.Generate(slow, timeout=120)
         await call.read()
         while not some_work(worker):
             pass  # the worker has processes of its own: nothing here must run meanwhile

@@ -35,8 +35,9 @@ async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Work
         yield worker
 
 
-def guided(max_tokens: int = 40, **guide: Any) -> pb.GenerateRequest:
-    return greedy([1, 494, 410, 1987], max_tokens, guided=pb.GuidedDecoding(**guide))
+def guided(max_tokens: int = 40, drafts: int = 0, **guide: Any) -> pb.GenerateRequest:
+    speculation = pb.SpeculationParams(max_draft_tokens=drafts)
+    return greedy([1, 494, 410, 1987], max_tokens, guided=pb.GuidedDecoding(**guide), speculation=speculation)
 
 
 async def restarts(worker: Worker) -> int:
@@ -67,7 +68,7 @@ async def test_a_guide_that_overflows_a_stack_is_refused_and_other_streams_do_no
 async def test_a_guide_that_takes_long_ends_alone_with_a_reason_and_others_go_on(worker: Worker, case: str):
     free = greedy([1, 494, 410], 150, output=pb.OutputOptions(logprobs=True))
     alone = await worker.generate(free)
-    hostile = asyncio.create_task(worker.generate(guided(8, **SLOW[case])))
+    hostile = asyncio.create_task(worker.generate(guided(8, drafts=1, **SLOW[case])))
     honest = asyncio.create_task(worker.generate(guided(max_tokens=60, regex="[a-z ]{50}")))
     others = [asyncio.create_task(worker.generate(free)) for _ in range(3)]
     for answer in await asyncio.gather(*others):
@@ -86,7 +87,7 @@ async def test_a_guide_that_takes_long_ends_alone_with_a_reason_and_others_go_on
 
 async def test_others_finish_while_a_mask_is_being_made(worker: Worker):
     """The hostile one ends by its budget of processor time; what began later and is longer than a step ends before."""
-    call = worker.inference.Generate(guided(**SLOW["powers"]), timeout=120)
+    call = worker.inference.Generate(guided(drafts=1, **SLOW["powers"]), timeout=120)
     assert (await call.read()).WhichOneof("event") == "accepted"
     hostile = asyncio.create_task(rest(call))
     answer = await worker.generate(greedy([1, 5], 12))

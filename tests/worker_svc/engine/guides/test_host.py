@@ -178,7 +178,7 @@ def test_what_takes_too_much_processor_time_is_refused():
         heard.until(lambda: heard.results)
         assert heard.results[1].outcome is CompileOutcome.OVER_BUDGET
         assert "more than 0.3 s to compile" in heard.results[1].error
-        tell(host, 1, Guide("regex", SLOW["powers"]["regex"]), ids(""))
+        tell(host, 1, Guide("regex", SLOW["powers"]["regex"]), ids(""), forced=True)
         assert "one mask takes more than 0.3 s" in heard.failure(1)
         assert host.statistics.guide_masks_over_budget == 1
     finally:
@@ -257,7 +257,7 @@ def test_a_guide_that_takes_too_much_memory_ends_alone():
     host = make_host(mask_seconds=600, memory_bytes=8 << 20)
     try:
         heard = Heard(host)
-        tell(host, 1, Guide("regex", SLOW["powers"]["regex"]), ids(""))
+        tell(host, 1, Guide("regex", SLOW["powers"]["regex"]), ids(""), forced=True)
         tell(host, 2, LETTERS, ids(""))
         assert heard.mask(2) == ids("abcdefghijklmnopqrstuvwxyz").tolist()
         assert "needs more than 8 MiB" in heard.failure(1)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 JSON_DEFAULTS = cast("JsonCompileOptions", JSON_OPTIONS)
+# Where a text is forced, llguidance would allow one spelling of it: of the longest pieces, and of the ids of one piece
+# the first, which is the byte <0x78> for x in SentencePiece's vocabularies. With this the model keeps its own.
+_ANY_SPELLING = '%llguidance {"no_forcing": true}'
 MAX_PLACE_CHECKS = 500  # sub-schemas tried to find the place of an error
 MAX_MESSAGE = 500  # characters
 
@@ -52,12 +55,26 @@ def compile_guide(guide: Guide, tokenizer: llguidance.LLTokenizer) -> LLMatcher:
     """Compiles a guide into a matcher at its beginning; raises GuideError."""
     if violation := depth_violation(guide):
         raise GuideError(violation)
-    matcher = LLMatcher(tokenizer, grammar_of(guide, tokenizer), log_level=0, limits=_limits())
+    grammar = grammar_of(guide, tokenizer)
+    matcher = LLMatcher(tokenizer, _in_any_spelling(guide, grammar), log_level=0, limits=_limits())
     if matcher.is_error():
-        reason = one_line(matcher.get_error())
+        # As it was written, its errors show what the caller knows.
+        reason = one_line(
+            LLMatcher(tokenizer, grammar, log_level=0, limits=_limits()).get_error() or matcher.get_error()
+        )
         place = _place(guide.text) if guide.kind == "json_schema" else ""
         raise GuideError(f"{place}: {reason}" if place else reason)
     return matcher
+
+
+def _in_any_spelling(guide: Guide, grammar: str) -> str:
+    if guide.kind not in ("json_schema", "regex"):  # Lark as it is
+        return f"{grammar}\n{_ANY_SPELLING}\n"
+    whole = json.loads(grammar)
+    for each in whole["grammars"]:
+        lark = each.get("lark_grammar") or f"start: %json {json.dumps(each.pop('json_schema'), ensure_ascii=False)}"
+        each["lark_grammar"] = f"{lark}\n{_ANY_SPELLING}\n"
+    return json.dumps(whole, ensure_ascii=False)
 
 
 def _control(tokenizer: llguidance.LLTokenizer) -> dict[str, int]:

@@ -49,8 +49,8 @@ class _Vocabulary:
         self.tokenizer: llguidance.LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
-        """Returns the ids of a text that is forced. Longest pieces first: every spelling is allowed, and this one takes
-        the fewest steps."""
+        """Returns ids of a text that is forced, which are drafts. Longest pieces first: every spelling is allowed, and
+        this one takes the fewest steps."""
         if not isinstance(text, str):
             raise TypeError("text only")
         return self.tokenizer.greedy_tokenize(text) if self.tokenizer is not None else []

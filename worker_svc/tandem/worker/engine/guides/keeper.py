@@ -121,7 +121,8 @@ class _Keeper:
                 matcher.consume_token(token)
             state.ended, state.error = matcher.is_stopped(), matcher.get_error()
             if asked.forced and not state.ended:
-                state.forced = matcher.compute_ff_tokens()
+                assert not isinstance(self._tokenizer, str)
+                state.forced = self._tokenizer.tokenize_bytes(matcher.compute_ff_bytes())
         except BaseException as error:
             state.error = _described(error)
         return state
