@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,8 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("echo", [1]),
     ("detokenize", ["no"]),
     ("graphemes", [0]),
+    ("answer_format", ["x" * 65, "\ud800", 1]),
+    ("in_reasoning", [1, "no"]),
     ("stream_interval_tokens", [0, 2**32]),
     ("stream_max_delay_ms", [-1, 60_001]),
     ("tokenizer", [5, "\ud800"]),
@@ -353,9 +356,11 @@ def test_a_wrong_timeout_is_named(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata", [{"UPPER": "x"}, {"x-bin": "x"}, {"a b": "x"}, {"": "x"}, {"x": "ä"}, {"x": "a\nb"}]
+    "metadata",
+    [{"UPPER": "x"}, {"x-bin": "x"}, {"a b": "x"}, {"": "x"}, {"x": "ä"}, {"x": "a\nb"}, [("x", "y")], "x=y"],
+    ids=str,
 )
-def test_metadata_that_grpc_cannot_carry_is_named(metadata: dict[str, str]) -> None:
+def test_metadata_that_grpc_cannot_carry_is_named(metadata: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="metadata"):
         make_plan("Hi", {"metadata": metadata}, None)
 
@@ -469,3 +474,19 @@ def test_what_is_wrong_between_fields_is_told_with_everything_else() -> None:
         "stopping.stop",
         "priority",
     }
+
+
+async def test_names_and_options_of_no_known_form_are_named(client: AsyncClient) -> None:
+    calls: list[tuple[str, Callable[[], Awaitable[object]]]] = [
+        ("tokenizer", lambda: client.get_tokenizer("\ud800")),
+        ("tokenizer", lambda: client.get_vocabulary(3)),  # type: ignore[arg-type]
+        ("metadata", lambda: client.encode("x", metadata=[("x", "y")])),  # type: ignore[arg-type]
+        ("each", lambda: client.generate_batch(["x"], each=["y"])),  # type: ignore[list-item]
+        ("each", lambda: client.generate_batch(["x"], each={0: {}})),  # type: ignore[arg-type]
+        ("answer_format", lambda: client.generate("x", answer_format="\ud800")),
+        ("in_reasoning", lambda: client.generate("x", answer_format="hermes", in_reasoning="no")),  # type: ignore[arg-type]
+    ]
+    for field, call in calls:
+        with pytest.raises(InvalidArgumentError) as caught:
+            await call()
+        assert [violation.field for violation in caught.value.violations] == [field]

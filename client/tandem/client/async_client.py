@@ -52,6 +52,7 @@ from tandem.client.settings import ConnectionSettings, Credentials, FailoverSett
 from tandem.client.signatures import spell_out_keywords
 from tandem.client.text_calls import (
     check_call,
+    check_name,
     count_messages,
     decode_id_lists,
     decode_ids,
@@ -313,11 +314,13 @@ class AsyncClient(AsyncOperators, AsyncBatches):
     async def get_tokenizer(self, name: str = "", **options: Unpack[CallOptions]) -> TokenizerInfo:
         """Describes one tokenizer with its special tokens; "" names the default. Raises NotFoundError."""
         check_call(options)
+        check_name(name)
         return await self._texts().tokenizer(name, self._context(options))
 
     async def get_vocabulary(self, name: str = "", **options: Unpack[CallOptions]) -> Vocabulary:
         """Returns the bytes, type and score of every id of a tokenizer; "" names the default. Raises NotFoundError."""
         check_call(options)
+        check_name(name)
         return await self._texts().vocabulary(name, self._context(options))
 
     # --- generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Unpack, cast, overload
 
@@ -139,6 +139,8 @@ class AsyncBatches(ABC):
             raise invalid_argument([FieldViolation("prompts", "must be a list of prompts")])
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise invalid_argument([FieldViolation("concurrency", f"must be an integer >= 1, not {concurrency!r}")])
+        if each is not None and not (isinstance(each, Sequence) and all(isinstance(own, Mapping) for own in each)):
+            raise invalid_argument([FieldViolation("each", "must be a list of mappings of options")])
         if each is not None and len(each) != len(prompts):
             problem = f"must have as many elements as prompts, {len(prompts)}, not {len(each)}"
             raise invalid_argument([FieldViolation("each", problem)])

@@ -280,8 +280,6 @@ def make_plan(
         tools = [*(prompt.tools if isinstance(prompt, Conversation) else ()), *given.get("tools", ())]
         violations += calling.violations(given, tools, is_chat=isinstance(prompt, Conversation))
     violations += _take_format(given)
-    if not isinstance(given.get("answer_format", ""), str):
-        violations.append(FieldViolation("answer_format", "must be the name of a format, a str"))
     violations += guide_violations(given.get("guided"))
     violations += reasoning_violations(given.get("reasoning"))
     n, best_of = given.get("n", 1), given.get("best_of")

@@ -28,6 +28,12 @@ def check_call(options: Mapping[str, Any], known: frozenset[str] = _CALL) -> Non
         raise invalid_argument(violations)
 
 
+def check_name(name: str) -> None:
+    """Checks the name of a tokenizer. Raises InvalidArgumentError."""
+    if violations := check({"tokenizer": name}):
+        raise invalid_argument(violations)
+
+
 def encode_message(text: TextInput, options: EncodePairOptions, field: str = "text") -> pb.EncodeInput:
     check_call(options, EncodePairOptions.__optional_keys__)
     message = _input(text, options, options.get("truncate_to"), field)

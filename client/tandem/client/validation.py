@@ -231,6 +231,8 @@ RULES: Mapping[str, Rule] = {
     "detokenize": Flag(),
     "graphemes": Flag(),
     "tokenizer": _rule(limits_of(tokenizer_pb2.EncodeRequest.DESCRIPTOR)["tokenizer"]),
+    "answer_format": _rule(limits_of(tokenizer_pb2.AnswerParsing.DESCRIPTOR)["format"]),
+    "in_reasoning": Flag(),
     "add_special": Flag(),
     "bypass_cache": Flag(),
     "routing_key": Text(0, 1024),
@@ -289,8 +291,10 @@ def check_timeout(timeout: object) -> list[FieldViolation]:
     return [_violation("timeout", f"a number of seconds > 0 and <= {MAX_TIMEOUT_SECONDS:g}, or None", timeout)]
 
 
-def check_metadata(metadata: Mapping[str, str]) -> list[FieldViolation]:
+def check_metadata(metadata: object) -> list[FieldViolation]:
     """Checks that gRPC can carry the metadata as ASCII."""
+    if not isinstance(metadata, Mapping):
+        return [_violation("metadata", "a mapping", metadata)]
     violations = []
     for key, value in metadata.items():
         if not isinstance(key, str) or not key or not key.isascii() or key != key.lower() or key.endswith("-bin"):
