@@ -186,6 +186,26 @@ async def test_a_lookup_that_fails_takes_no_worker_away(names: Names, fleet: Fle
         assert await ask(client, ["a"]) == [f"127.0.0.1:{fleet.port}"]
 
 
+async def test_a_machine_without_room_for_a_thread_looks_again(
+    names: Names, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names.hosts = ["127.0.0.1"]
+    await fleet.start("127.0.0.1")
+    started, lookups = threading.Thread.start, 0
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal lookups
+        if thread.name.startswith("lookup"):
+            lookups += 1
+            if lookups == 1:
+                raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    async with AsyncClient(worker=fleet.address, connection=QUICK, timeout=30) as client:
+        assert set(await ask(client, KEYS[:2])) == {f"127.0.0.1:{fleet.port}"}
+
+
 async def test_a_name_without_addresses_is_unavailable_and_says_why_until_it_has_some(
     names: Names, fleet: Fleet
 ) -> None:

@@ -204,8 +204,8 @@ class WorkerPool:
         try:
             found = name.targets(await self._resolve(name))
             self._unresolved.pop(name, None)
-        except OSError as error:
-            self._unresolved[name] = error.strerror or str(error)
+        except (OSError, RuntimeError) as error:  # the latter where no thread can be started
+            self._unresolved[name] = getattr(error, "strerror", None) or str(error)
             found = self._found[name] or []
         if found != self._found[name]:
             self._found[name] = found
