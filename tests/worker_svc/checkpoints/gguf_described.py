@@ -199,12 +199,12 @@ def _describe_later(writer: gguf.GGUFWriter, config: Any) -> None:
         if getattr(config, "shared_intermediate_size", 0):
             writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if architecture in ("hy_v3", "cohere2moe"):
-        dense = config.mlp_layer_types.index("sparse")
         size = config.moe_intermediate_size if architecture == "hy_v3" else config.intermediate_size
-        writer.add_leading_dense_block_count(dense)
         writer.add_expert_feed_forward_length(size)
         writer.add_expert_shared_count(config.num_shared_experts)
         writer.add_expert_shared_feed_forward_length(size * config.num_shared_experts)
+    if architecture == "cohere2moe":  # of hy_v3, tensors alone say which layers are dense
+        writer.add_leading_dense_block_count(config.mlp_layer_types.index("sparse"))
     if architecture == "hy_v3":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_norm(True)

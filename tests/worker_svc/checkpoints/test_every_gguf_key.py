@@ -59,7 +59,7 @@ def test_every_key_of_a_gguf_file_is_used_neutral_or_refused(name: str, tmp_path
     table = known_keys(architecture)
     # what a tensor's shape says as well, and what only layers without experts have
     idle = {f"{architecture}.{key}" for key in ("feed_forward_length", "expert_feed_forward_length")}
-    idle |= {f"{architecture}.attention.sliding_window_pattern"}  # and only windows
+    idle |= {f"{architecture}.{key}" for key in ("attention.sliding_window_pattern", "rope.freq_base_swa")}  # windows
     for key in [*table, f"{architecture}.{TOMORROW}", f"another.{TOMORROW}"]:
         if key in ("general.architecture", "general.alignment"):
             continue  # how the file is read

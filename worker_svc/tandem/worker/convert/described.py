@@ -145,9 +145,11 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     turning = [int(layer not in config.unrotated_layers) for layer in range(config.num_layers)]
     growth = config.query_growth
     usual = architecture.full_every or architecture.window_rope is not None  # whether it has some unless said
+    # Of a class that has windows in some layers, transformers wants one even where this model has none; of one whose
+    # layers rotate without a window where none has one, it must be null.
+    wanted = usual and (config.windows or not architecture.rotated_windows)
     values: dict[str, Any] = {
-        # Of a class that has windows in some layers, transformers wants one even where this model has none.
-        "sliding_window": architecture.sliding_window if window is None and usual else window,
+        "sliding_window": architecture.sliding_window if window is None and wanted else window,
         "use_sliding_window": window is not None,
         "no_rope_layers": turning,
         "window_size": window or 256,  # of none
@@ -266,7 +268,7 @@ def _latents(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
         return {}
     values: dict[str, Any] = {
         "num_key_value_heads": config.num_heads,
-        "head_dim": sizes.rotated,
+        "head_dim": sizes.rotated + (sizes.unrotated if config.architecture == "mistral4" else 0),
         "kv_lora_rank": sizes.rank,
         "q_lora_rank": sizes.query_rank or None,
         "qk_rope_head_dim": sizes.rotated,
