@@ -78,9 +78,9 @@ def _in_any_spelling(guide: Guide, grammar: str) -> str:
 
 
 def _control(tokenizer: llguidance.LLTokenizer) -> dict[str, int]:
-    """Returns the ids of control tokens by their texts."""
+    """Returns the ids of control tokens by their texts. The byte 0xFF counts as one of llguidance's, and has none."""
     ids = filter(tokenizer.is_special_token, range(tokenizer.vocab_size))
-    return {tokenizer.decode_str([token]): token for token in ids}
+    return {text: token for token in ids if (text := tokenizer.decode_str([token]))}
 
 
 def _limits() -> llguidance.LLParserLimits:
