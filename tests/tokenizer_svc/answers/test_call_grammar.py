@@ -327,6 +327,18 @@ def test_what_gemma_4_cannot_hold_is_named(schema: dict[str, Any]) -> None:
         gemma4({"v": schema})
 
 
+@pytest.mark.parametrize("form", ["gemma4", "gemma", "pythonic", "lfm2", "olmo3", "glm", "qwen3-coder", "hermes"])
+@pytest.mark.parametrize(
+    "name", ["$filter", "@type", "2fa", "1", "first name", "a/b", "page[size]", "user.id", "x-y", "#c"]
+)
+def test_a_parameter_of_any_usual_name_is_written_and_read(form: str, name: str) -> None:
+    inner = {"type": "object", "properties": {name: {"const": 2}}, "required": [name], "additionalProperties": False}
+    schema = {**inner, "properties": {name: {"const": 1}, "o": inner}, "required": [name, "o"]}
+    lark = call_grammar(FORMATS[form], [Tool("f", schema, "tools[0]")], control=CONTROL, required=True, several=False)
+    answer, broken = read(form, walk(lark, random.Random(name)))
+    assert answer.calls == [("f", {name: 1, "o": {name: 2}})] and not broken
+
+
 def test_a_schema_within_itself_cannot_be_held_by_gemma_4() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}, "right": {"$ref": "#/$defs/T"}}}
     tool = Tool.of({"name": "f", "parameters": {"properties": {"t": tree}, "$defs": {"T": tree}}}, "tools[0]")

@@ -17,6 +17,8 @@ _READABLE = (
     r"""|(?P<word>[^\W\d][\w.\-]*)"""
     r"""|(?P<sign>[\[\]{}(),:=])"""
 )
+# Names are written as they are: $filter, 2fa, page[size]. By the sign behind them.
+_NAMES = {sign: re.compile(rf"""\s*+([^\s"'<,{{}}(){sign}][^\n"'<,{{}}(){sign}]*+)(?={sign})""") for sign in ":="}
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _ESCAPE = re.compile(
     r"\\(?:(?P<line>\n)|x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<letter>.))", re.DOTALL
@@ -45,10 +47,12 @@ class Literals:
         """Reads `name=value, ...` up to `end` (`colon` stands in place of "="), and returns a JSON object."""
         found: dict[str, Any] = {}
         while not self._takes(end):
-            match = self._match()
-            if match.lastgroup not in ("word", "raw"):
-                raise BrokenError
-            name = match[match.lastgroup]
+            name = self._name(colon)
+            if name is None:
+                match = self._match()
+                if match.lastgroup not in ("word", "raw"):
+                    raise BrokenError
+                name = match[match.lastgroup]
             self._sign(colon)
             if name in found:
                 raise BrokenError
@@ -106,11 +110,13 @@ class Literals:
     def _object(self, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
         while not self._takes("}"):
-            match = self._match()
-            kind = match.lastgroup
-            if kind not in ("text", "raw", "word", "number"):
-                raise BrokenError
-            key = _unescaped(match["text"][1:-1]) if kind == "text" else match[kind]
+            key = self._name(":") if self._has_delimiter else None
+            if key is None:
+                match = self._match()
+                kind = match.lastgroup
+                if kind not in ("text", "raw", "word", "number"):
+                    raise BrokenError
+                key = _unescaped(match["text"][1:-1]) if kind == "text" else match[kind]
             self._sign(":")
             if key in values:
                 raise BrokenError
@@ -119,6 +125,14 @@ class Literals:
                 self._sign("}")
                 break
         return values
+
+    def _name(self, sign: str) -> str | None:
+        """Reads a name in front of this sign, which stays; None where none is."""
+        match = _NAMES[sign].match(self._text, self._at)
+        if match is None:
+            return None
+        self._at = match.end()
+        return match[1].rstrip()
 
     def _match(self) -> re.Match[str]:
         match = self._tokens.match(self._text, self._at)
