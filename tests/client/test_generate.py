@@ -22,6 +22,7 @@ from tandem.client import (
     GenerationResult,
     InvalidArgumentError,
     Prompt,
+    ResourceExhaustedError,
     SamplingParams,
     Segment,
     StoppingParams,
@@ -320,6 +321,13 @@ async def test_a_failed_prompt_can_stand_in_the_place_of_its_result(client: Asyn
     for end in (first, last):
         assert isinstance(end, GenerationResult) and end.text == TEXT[:4]
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+async def test_a_prompt_that_no_message_can_carry_ends_no_other(client: AsyncClient) -> None:
+    large = "x" * (5 << 20)  # of which this server's gRPC takes 4 MiB
+    first, failed = await client.generate_batch(["Hi", large], seed=0, max_tokens=4, return_exceptions=True)
+    assert isinstance(first, GenerationResult) and first.text == TEXT[:4]
+    assert isinstance(failed, ResourceExhaustedError) and failed.prompt_index == 1
 
 
 async def test_tokens_have_their_bytes_where_they_are_asked_for(client: AsyncClient) -> None:

@@ -11,7 +11,14 @@ from typing import Literal, Unpack, cast, overload
 
 from tandem.client.async_stream import cancelled_by_caller
 from tandem.client.deadline import Deadline
-from tandem.client.errors import FieldViolation, InvalidArgumentError, NotFoundError, TandemError, invalid_argument
+from tandem.client.errors import (
+    FieldViolation,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    TandemError,
+    invalid_argument,
+)
 from tandem.client.params import GenerateOptions
 from tandem.client.pipeline import Pipeline
 from tandem.client.plan import GenerationPlan
@@ -163,8 +170,10 @@ class AsyncBatches(ABC):
         deadline = Deadline.after(plans[0].timeout)
         try:
             encodings = await self._encode_prompts(plans, deadline)
-        except (InvalidArgumentError, NotFoundError):  # of one prompt, which is told it by itself
-            encodings = [None] * len(plans)
+        except (InvalidArgumentError, NotFoundError, ResourceExhaustedError) as error:
+            if error.retryable:  # the service is full
+                raise
+            encodings = [None] * len(plans)  # one prompt is wrong or too large, and is told it by itself
         gate = asyncio.Semaphore(concurrency)
         came: asyncio.Queue[BatchEvent | BaseException] = asyncio.Queue(2 * concurrency)
 
