@@ -110,6 +110,27 @@ def test_a_matcher_says_what_may_come_next_and_whether_the_grammar_has_ended(hos
     assert [answer.forced for answer in heard.answers if answer.forced] == [ids("xyz").tolist()]
 
 
+def test_what_is_forced_has_control_tokens_in_it_and_leaves_nothing_behind(host: GuideHost):
+    heard = Heard(host)
+    controlled = Guide("grammar", 'start: "ab" <[0]> "c"')
+    for output, may, forced in (("", "a", [97, 98, 0, 99]), ("a", "b", [98, 0, 99]), ("ab", "\0", [0, 99])):
+        heard.answers.clear()
+        tell(host, 1, controlled, ids(output), forced=True)
+        assert heard.mask(1) == ids(may).tolist()
+        assert [answer.forced for answer in heard.answers if answer.what == "state"] == [forced]
+    tell(host, 2, Guide("grammar", 'start: "a" start'), ids(""), forced=True)  # it never ends
+    assert heard.mask(2) == ids("a").tolist()
+    assert not any(answer.error for answer in heard.answers)
+
+
+def test_a_guide_that_nothing_can_match_says_so(host: GuideHost):
+    heard = Heard(host)
+    tell(host, 1, Guide("json_schema", '{"$ref": "#"}'), ids(""))
+    heard.until(lambda: any(answer.error for answer in heard.answers))
+    (error,) = (answer.error for answer in heard.answers if answer.error)
+    assert error == "no id of the vocabulary leads to an answer that it allows"
+
+
 def test_masks_behind_drafts_go_as_far_as_drafts_are_allowed(host: GuideHost):
     heard = Heard(host)
     guide = Guide("regex", "ab[0-9]")

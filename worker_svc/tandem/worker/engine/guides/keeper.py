@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import re
 import resource
 import socket
 from pathlib import Path
@@ -35,6 +36,8 @@ from tandem.worker.engine.guides.kinship import end_with_parent
 if TYPE_CHECKING:
     import llguidance
 
+_CONTROL = re.compile(rb"\xff\[([0-9]+)\]")  # how llguidance writes a control token among bytes
+_FORCED_BYTES = 1024  # that must follow: more than are ever drafted
 _OOM_SCORE = "900"  # when memory runs out, the kernel ends guides before engines
 
 
@@ -119,22 +122,31 @@ class _Keeper:
         try:
             for token in _ids(asked.tokens):
                 matcher.consume_token(token)
-            state.ended, state.error = matcher.is_stopped(), matcher.get_error()
+            state.ended, state.error = matcher.is_stopped(), _error_of(matcher)
             if asked.forced and not state.ended:
-                assert not isinstance(self._tokenizer, str)
-                state.forced = self._tokenizer.tokenize_bytes(matcher.compute_ff_bytes())
+                state.forced = self._forced(matcher)
         except BaseException as error:
             state.error = _described(error)
         return state
+
+    def _forced(self, matcher: llguidance.LLMatcher) -> list[int]:
+        """Returns ids that spell what must follow. A copy is asked: what it finds stays with it, even that it is too
+        much."""
+        assert not isinstance(self._tokenizer, str)
+        text = matcher.deep_copy().compute_ff_bytes()[:_FORCED_BYTES]
+        ids: list[int] = []
+        for place, part in enumerate(_CONTROL.split(text)):
+            ids += [int(part)] if place % 2 else self._tokenizer.tokenize_bytes(part)
+        return ids
 
     def _fill(self, session: int, position: int) -> Answer:
         matcher = self._matchers[session]
         mask = Answer(session, position, "mask")
         try:
-            mask.error = matcher.get_error()
+            mask.error = _error_of(matcher)
             if not mask.error:
                 mask.masks = [matcher.compute_bitmask()]
-                mask.error = matcher.get_error()
+                mask.error = _error_of(matcher)
         except BaseException as error:
             mask.error = _described(error)
         return mask
@@ -153,7 +165,7 @@ class _Keeper:
                 if answer.ends[-1]:
                     break
                 answer.masks.append(matcher.compute_bitmask())
-            answer.error = matcher.get_error()
+            answer.error = _error_of(matcher)
             if not answer.error:
                 matcher.rollback(walked)
         except BaseException as error:
@@ -167,6 +179,13 @@ class _Keeper:
 
 def _ids(output: bytes) -> list[int]:
     return array.array("i", output).tolist()
+
+
+def _error_of(matcher: llguidance.LLMatcher) -> str:
+    error = matcher.get_error()
+    if error.startswith("NoExtensionBias"):
+        return "no id of the vocabulary leads to an answer that it allows"
+    return " ".join(error.removesuffix("<non-verbose/>").split())
 
 
 def _described(error: BaseException) -> str:
