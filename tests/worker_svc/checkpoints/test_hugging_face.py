@@ -151,6 +151,12 @@ def test_generation_config_gives_special_ids_and_sampling_defaults(folder: Path)
     assert open_checkpoint(folder).sampling_defaults == {}
 
 
+def test_penalties_that_are_none_change_nothing(folder: Path) -> None:
+    before = open_checkpoint(folder).sampling_defaults
+    edit(folder / "generation_config.json", frequency_penalty=0.0, presence_penalty=0.0)
+    assert open_checkpoint(folder).sampling_defaults == before
+
+
 def test_a_special_id_of_null_means_that_there_is_none(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     edit(folder / "config.json", bos_token_id=None, eos_token_id=None)
@@ -303,6 +309,7 @@ def test_a_config_that_lies_is_refused_by_name(changes: dict[str, Any], named: s
         ({"do_sample": "true"}, "do_sample"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3, which is not served; served: 0"),
         ({"stop_strings": ["end"]}, "stop_strings"),
+        ({"presence_penalty": 1.5}, "presence_penalty is 1.5, which is not served; served: 0"),
         ({"a_sampler_of_tomorrow": 1}, "a_sampler_of_tomorrow"),
     ],
 )

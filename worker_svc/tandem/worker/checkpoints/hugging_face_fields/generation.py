@@ -23,6 +23,7 @@ GENERATION: Table = (
     | rules(Only((1,)), "num_beams num_beam_groups num_return_sequences")
     | rules(Only((0,)), "min_length min_new_tokens no_repeat_ngram_size encoder_no_repeat_ngram_size")
     | rules(Only((0,)), "epsilon_cutoff eta_cutoff penalty_alpha diversity_penalty")
+    | rules(Only((0,)), "frequency_penalty presence_penalty")  # of ERNIE 4.5's files; transformers does not know them
     | rules(Only((1,)), "typical_p encoder_repetition_penalty guidance_scale")
     | rules(Only(([],)), "suppress_tokens begin_suppress_tokens bad_words_ids stop_strings")
     | rules(Only((False,)), "token_healing")
