@@ -23,7 +23,7 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     every = {"_store", "_attend", "_prefill", "_add_norm", "_swiglu", "_swiglu_float8"}
     every |= {"_survey", "_decide", "_add_at"}
     every |= {"_product", "_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
-    every |= {"_enter", "_recur", "_leave", "_keep", "_gated_convolution"}
+    every |= {"_enter", "_recur", "_leave", "_keep", "_decays", "_gated_convolution"}
     every |= {"_route", "_arrange", "_weigh", "_expert_product", "_words_product", "_words_expert_product"}
     assert {k["kernel"] for k in kernels} == every
     # Decodes, drafts and prefills alike: that is what makes their bits the same.
