@@ -120,6 +120,22 @@ def test_a_sequence_that_ends_in_the_middle_gives_back_all_its_slots():
     assert len(table.states.free) == 4
 
 
+def test_a_sequence_that_ends_while_it_is_computed_further_keeps_no_state_behind_its_last_page():
+    table = table_of()
+    assert table.states is not None
+    ids = tokens(*range(1, 12))
+    running = table.open(ids)
+    assert table.reserve(running, len(ids)) and running.state is not None
+    table.seat(running)
+    table.states.advance(running.state, 0, 6, 0, saves=True)
+    step = table.states.advance(running.state, 6, 5, 1, saves=True)
+    assert [position for position, _ in step.saves] == [8]
+    table.publish_tail(running, ids, 6)  # what is computed still is not known
+    table.close(running)
+    check_pages(table)
+    assert table.states.saved == 0 and len(table.states.free) == 4
+
+
 def test_no_more_is_saved_than_there_is_to_spare():
     table = table_of(slots=3, spare=1)
     sequences = []

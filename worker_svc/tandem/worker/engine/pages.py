@@ -263,7 +263,9 @@ class PageTable:
             self.chains.add(page, name, int(sequence.pages[index - 1]) if index else None)
         sequence.tail = self.chains.pages[page].serial
         sequence.published = index + 1
-        if sequence.state is not None and start + self.page_size in sequence.state.saves:
+        # A page that is named before it is full may be passed by what is still being computed.
+        full = computed >= start + self.page_size
+        if full and sequence.state is not None and start + self.page_size in sequence.state.saves:
             assert self.states is not None
             self.states.saved -= 1
             self.states.keep(page, self.page_size, sequence.state.saves.pop(start + self.page_size))
