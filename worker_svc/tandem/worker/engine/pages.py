@@ -250,8 +250,8 @@ class PageTable:
     def _publish_next(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
         index = sequence.published
         page = int(sequence.pages[index])
-        start = index * self.page_size
-        name = (sequence.tail, tokens[start : min(start + self.page_size, computed)].tobytes())
+        start, end = index * self.page_size, (index + 1) * self.page_size
+        name = (sequence.tail, tokens[start : min(end, computed)].tobytes())
         twin = self.chains.by_name.get(name)
         if twin is not None:
             self._reference(twin)
@@ -264,11 +264,10 @@ class PageTable:
         sequence.tail = self.chains.pages[page].serial
         sequence.published = index + 1
         # A page that is named before it is full may be passed by what is still being computed.
-        full = computed >= start + self.page_size
-        if full and sequence.state is not None and start + self.page_size in sequence.state.saves:
+        if computed >= end and sequence.state is not None and end in sequence.state.saves:
             assert self.states is not None
             self.states.saved -= 1
-            self.states.keep(page, self.page_size, sequence.state.saves.pop(start + self.page_size))
+            self.states.keep(page, self.page_size, sequence.state.saves.pop(end))
 
     def close(self, sequence: SequencePages, *, discard: bool = False) -> list[int]:
         """Ends a sequence. Its published pages stay cached, the others become free. With `discard`, published pages
