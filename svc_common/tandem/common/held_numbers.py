@@ -11,13 +11,12 @@ import json
 import math
 from typing import Any
 
+from tandem.common.sub_schemas import escaped, sub_schemas
+
 _INTEGER_MIN, _INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _FURTHEST = (1 << 63) - 1024  # a float
 _JUST_ABOVE_ZERO = 1e-15
 _MOST_EXACT = 1 << 53
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_LISTED = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-_SINGLE = ("items", "additionalProperties", "additionalItems")
 
 
 class NotHeldError(ValueError):
@@ -32,13 +31,12 @@ def with_held_numbers(schema_text: str) -> str:
     except (ValueError, RecursionError):
         return schema_text  # told by the compiler
     changed = False
-    left: list[tuple[str, Any]] = [("", root)]
+    left: list[tuple[str, dict[str, Any]]] = [("", root)] if isinstance(root, dict) else []
     while left:
         place, schema = left.pop()
-        if isinstance(schema, dict):
-            _check_listed(place, schema)
-            changed |= _move_bounds(schema)
-            left += _children(place, schema)
+        _check_listed(place, schema)
+        changed |= _move_bounds(schema)
+        left += [(place + pointer, each) for pointer, each in sub_schemas(schema)]
     return json.dumps(root, ensure_ascii=False) if changed else schema_text
 
 
@@ -46,27 +44,12 @@ def _refused(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _children(place: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key in _NAMED:
-        if isinstance(named := schema.get(key), dict):
-            found += [(f"{place}/{key}/{_escaped(name)}", each) for name, each in named.items()]
-    for key in _LISTED:
-        if isinstance(listed := schema.get(key), list):
-            found += [(f"{place}/{key}/{index}", each) for index, each in enumerate(listed)]
-    return found + [(f"{place}/{key}", schema[key]) for key in _SINGLE if key in schema]
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 def _check_listed(place: str, schema: dict[str, Any]) -> None:
     left = [(f"{place}/{key}", schema[key]) for key in ("const", "enum") if key in schema]
     while left:
         place, value = left.pop()
         if isinstance(value, dict):
-            left += [(f"{place}/{_escaped(name)}", each) for name, each in value.items()]
+            left += [(f"{place}/{escaped(name)}", each) for name, each in value.items()]
         elif isinstance(value, list):
             left += [(f"{place}/{index}", each) for index, each in enumerate(value)]
         elif isinstance(value, int) and not _is_held(value):

@@ -68,8 +68,9 @@ class _Update:
         return (columns, rows) if self.turned else (rows, columns)
 
     def added_to(self, matrix: torch.Tensor) -> torch.Tensor:
-        found = (self.b.read().float() @ self.a.read().float()) * self.scale
-        return (matrix.float() + (found.t() if self.turned else found)).to(matrix.dtype)
+        a, b = self.a.read().float(), self.b.read().float()
+        left, right = (a.t(), b.t()) if self.turned else (b, a)
+        return torch.addmm(matrix.float(), left, right, alpha=self.scale).to(matrix.dtype)
 
 
 class Adapted:
@@ -137,22 +138,19 @@ def _changes(config: Fields, files: Mapping[str, TensorFile]) -> dict[str, _Upda
         if both.keys() != {"A", "B"}:
             missing = f"lora_{'embedding_' if embedding else ''}{'B' if 'A' in both else 'A'}"
             raise CheckpointError(f"{config.path.parent}: {module} has no {missing}")
-        if both["A"].stored.shape[:1] != (_rank(config, module),):
-            raise config.error("r", f"is {_rank(config, module)} for {module}, but lora_A has another rank")
+        rank = int(_of_module(config, "rank_pattern", module, config.integer("r", 8)))
+        if both["A"].stored.shape[:1] != (rank,):
+            raise config.error("r", f"is {rank} for {module}, but lora_A has another rank")
         turned = embedding or config.boolean("fan_in_fan_out", False)
-        found[f"{module}.weight"] = _Update(both["A"], both["B"], _scale(config, module), turned)
+        found[f"{module}.weight"] = _Update(both["A"], both["B"], _scale(config, module, rank), turned)
     if not found:
         raise CheckpointError(f"{config.path.parent}: has no tensors")
     return found
 
 
-def _scale(config: Fields, module: str) -> float:
-    rank, alpha = _rank(config, module), _of_module(config, "alpha_pattern", module, config.number("lora_alpha", 8.0))
+def _scale(config: Fields, module: str, rank: int) -> float:
+    alpha = _of_module(config, "alpha_pattern", module, config.number("lora_alpha", 8.0))
     return alpha / math.sqrt(rank) if config.boolean("use_rslora", False) else alpha / rank
-
-
-def _rank(config: Fields, module: str) -> int:
-    return int(_of_module(config, "rank_pattern", module, config.integer("r", 8)))
 
 
 def _of_module(config: Fields, key: str, module: str, usual: float) -> float:

@@ -74,18 +74,22 @@ def glm_moe_dsa(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dic
 
 def without_head_dim(config: Fields) -> Fields:
     """Returns the config of a Mistral 4, whose `head_dim` is that of a head's query, without it."""
-    size = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
-    if config.integer("head_dim", size) != size:
-        raise config.error("head_dim", f"is {config.integer('head_dim')}, but with latents of these sizes it is {size}")
-    return config.with_values({key: value for key, value in config.values.items() if key != "head_dim"})
+    return _without_head_dim(config, sum(_parts_of_head(config)))
 
 
 def without_part_of_head(config: Fields) -> Fields:
     """Returns the config of a GLM-5 without `head_dim`, which is that of either part of a head: of the rotated one, or
     of the other one (5.2)."""
-    sizes = [config.integer(key) for key in ("qk_rope_head_dim", "qk_nope_head_dim")]
+    return _without_head_dim(config, *_parts_of_head(config))
+
+
+def _parts_of_head(config: Fields) -> tuple[int, int]:
+    return config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
+
+
+def _without_head_dim(config: Fields, *sizes: int) -> Fields:
     if config.integer("head_dim", sizes[0]) not in sizes:
-        said = f"is {config.integer('head_dim')}, but with latents of these sizes it is {sizes[0]} or {sizes[1]}"
+        said = f"is {config.integer('head_dim')}, but with latents of these sizes it is {' or '.join(map(str, sizes))}"
         raise config.error("head_dim", said)
     return config.with_values({key: value for key, value in config.values.items() if key != "head_dim"})
 

@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tandem.common.held_numbers import with_held_numbers
 from tandem.common.lark import JSON_OPTIONS
+from tandem.common.sub_schemas import sub_schemas
 from tandem.worker.engine.guides.guide import Guide, depth_violation
 from tandem.worker.engine.guides.limits import MAX_GRAMMAR_SIZE, MAX_LEXER_STATES
 from tandem.worker.engine.guides.structural_tags import lark_of, read_tags
@@ -113,31 +114,10 @@ def _place(schema_text: str) -> str:
     pointer = ""
     schema = root
     while True:
-        for path, child in _children(schema):
+        # Alone, true and false cannot be compiled; within a schema they can.
+        for path, child in sub_schemas(schema) if isinstance(schema, dict) else ():
             if fails(child):
-                pointer, schema = f"{pointer}/{path}", child
+                pointer, schema = pointer + path, child
                 break
         else:
             return pointer
-
-
-def _children(schema: object) -> list[tuple[str, object]]:
-    """Yields the sub-schemas of a schema with their JSON pointers."""
-    if not isinstance(schema, dict):
-        return []
-    found: list[tuple[str, object]] = []
-    for key in ("properties", "patternProperties", "$defs", "definitions"):
-        inner = schema.get(key)
-        if isinstance(inner, dict):
-            found += [(f"{key}/{_escaped(name)}", child) for name, child in inner.items()]
-    for key in ("anyOf", "allOf", "oneOf", "prefixItems"):
-        inner = schema.get(key)
-        if isinstance(inner, list):
-            found += [(f"{key}/{index}", child) for index, child in enumerate(inner)]
-    found += [(key, schema[key]) for key in ("items", "additionalProperties", "additionalItems") if key in schema]
-    # Alone, true and false cannot be compiled; within a schema they can.
-    return [(path, child) for path, child in found if isinstance(child, dict)]
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
