@@ -23,7 +23,7 @@ from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.hf_decoder import read_decoder
 from tandem.tokenizer.formats.hf_pipeline import Pipeline, read_pipeline, read_template
 from tandem.tokenizer.formats.hf_shape import check_shape, model_kind
-from tandem.tokenizer.formats.ids import check_reach
+from tandem.tokenizer.formats.ids import check_reach, padded
 from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tandem.tokenizer.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
 from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_added_token
@@ -145,7 +145,7 @@ class _Loader:
         if forms is not None and self._pipeline.byte_level and not forms.first and list(forms.rest) == pieces:
             forms = None  # as most have it
         table = TokenTable(pieces, bytes(self._types), self._specials, scores, forms)
-        return Tokenizer(vocabulary, table, self._config())
+        return Tokenizer(vocabulary, padded(table, self._sidecar.model_ids), self._config())
 
     # --- tokens
 

@@ -11,7 +11,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from tandem.tokenizer.config import TokenizerConfig
 from tandem.tokenizer.formats.errors import FormatError
-from tandem.tokenizer.formats.ids import check_reach
+from tandem.tokenizer.formats.ids import check_reach, padded
 from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar
 from tandem.tokenizer.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
     try:
         prefixed = config.adds_space_prefix
         vocabulary = UgmVocabulary(model, prefixed=prefixed) if unigram else SpmVocabulary(model)
-        return Tokenizer(vocabulary, table, config)
+        return Tokenizer(vocabulary, padded(table, sidecar.model_ids), config)
     except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
         raise FormatError(path, f"is not a usable SentencePiece model: {error}") from None
 

@@ -1,5 +1,5 @@
-"""Reads the tokenizer settings of Hugging Face folders: `tokenizer_config.json`, chat templates and,
-where the former is silent, `special_tokens_map.json`."""
+"""Reads the tokenizer settings of Hugging Face folders: `tokenizer_config.json`, chat templates, where the former is
+silent `special_tokens_map.json`, and of the model's `config.json` how many ids it has."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class Sidecar:
     add_eos: bool | None = None
     clean_spaces: bool | None = None
     chat_template: str | None = None
+    model_ids: int = 0  # the rows of the model's embedding, which may be more than the vocabulary has; 0: not told
 
 
 def read_bytes(path: Path) -> bytes:
@@ -93,7 +94,15 @@ def read_sidecar(folder: Path) -> Sidecar:
         add_eos=_flag(path, config, "add_eos_token"),
         clean_spaces=_flag(path, config, "clean_up_tokenization_spaces"),
         chat_template=_chosen(templates),
+        model_ids=_model_ids(folder / "config.json"),
     )
+
+
+def _model_ids(path: Path) -> int:
+    config = read_json_object(path) if path.is_file() else {}
+    of_text = config.get("text_config")  # of a model that sees, too
+    size = (of_text if isinstance(of_text, dict) else config).get("vocab_size")
+    return size if type(size) is int else 0
 
 
 def _flag(path: Path, config: Mapping[str, Any], name: str) -> bool | None:

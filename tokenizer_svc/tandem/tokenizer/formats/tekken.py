@@ -14,6 +14,7 @@ from typing import Any
 
 from tandem.tokenizer.config import TokenizerConfig
 from tandem.tokenizer.formats.errors import FormatError
+from tandem.tokenizer.formats.ids import padded
 from tandem.tokenizer.formats.roles import end_of_generation_ids
 from tandem.tokenizer.formats.sidecar import Sidecar
 from tandem.tokenizer.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ def _load(content: Mapping[str, Any], sidecar: Sidecar) -> Tokenizer:
     bos_id = ids.get("<s>")
     return Tokenizer(
         vocabulary,
-        table,
+        padded(table, sidecar.model_ids),
         TokenizerConfig(
             source="tekken",
             bos_id=bos_id,

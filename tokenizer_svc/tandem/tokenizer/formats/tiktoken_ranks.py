@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tandem.tokenizer.config import TokenizerConfig
 from tandem.tokenizer.formats.errors import FormatError
-from tandem.tokenizer.formats.ids import check_reach
+from tandem.tokenizer.formats.ids import check_reach, padded
 from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_json_object
 from tandem.tokenizer.tokenizer import Tokenizer
@@ -145,7 +145,8 @@ def _build(
     )
     try:
         vocabulary = BpeVocabulary([(piece, index) for index, piece in enumerate(pieces)], settings.patterns)
-        return Tokenizer(vocabulary, TokenTable(table, bytes(types), tuple(specials)), config)
+        whole = TokenTable(table, bytes(types), tuple(specials))
+        return Tokenizer(vocabulary, padded(whole, sidecar.model_ids), config)
     except ValueError as error:
         raise FormatError(path, str(error)) from None
 
