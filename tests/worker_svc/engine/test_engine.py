@@ -16,7 +16,7 @@ from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.engine import Engine, Finish
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation.costs import Costs, Free
@@ -461,3 +461,28 @@ def test_resumed_output_that_completes_a_sequence_before_min_tokens_goes_on(min_
         driver.step()
     assert driver.finished[1].reason is reason
     assert driver.output[1] == ([7, 8, 9] if reason is FinishReason.MAX_TOKENS else [])
+
+
+@pytest.mark.parametrize("end", ["full", "stop"])
+def test_resumed_output_that_is_all_ends_once_the_prompt_is_scored(end: str):
+    driver = Driver(pages=64, page_size=4, budget=8)
+    stopping = Stopping(2) if end == "full" else Stopping(9, stop_ids=frozenset({24}), include_stop=True)
+    prompt, options = np.arange(3, 23), LogprobOptions(prompt=True)
+    driver.engine.submit(Request.make(0, prompt, Sampling(), stopping, resumed=[23, 24], logprobs=options))
+    results = []
+    while driver.engine.has_work:
+        results.append(driver.engine.step())
+    assert sum(len(scores.logprobs) for result in results for scores in result.prompts) == 19
+    assert [finish.reason.name for result in results for finish in result.finished] == [
+        "MAX_TOKENS" if end == "full" else "STOP_TOKEN"
+    ]
+    assert not sum(len(result.numbers) for result in results)
+
+
+@pytest.mark.parametrize("prompt", [1, 9])
+def test_each_sample_of_a_prompt_that_is_only_scored_ends(prompt: int):
+    driver = Driver()
+    options = LogprobOptions(prompt=True)
+    driver.engine.submit(counting_request(0, 3, prompt, 0, logprobs=options), counting_request(1, 3, prompt, 0))
+    driver.run()
+    assert [driver.finished[number].reason.name for number in (0, 1)] == ["MAX_TOKENS", "MAX_TOKENS"]

@@ -144,7 +144,7 @@ class StepConstraints:
 
 def _is_constrained(request: Request, samples: int) -> bool:
     stopping = request.stopping
-    if not stopping.max_tokens:  # the prompt is only scored
+    if request.ending is not None:
         return False
     early = request.output_tokens < stopping.min_tokens
     thinking = request.thinking

@@ -139,9 +139,11 @@ class Engine:
         for each in (request, *others):
             each.statistics.arrived = time.monotonic()
         end = resume(request)
-        if end is not None:
-            self._ended.append(Finish.of(request, end))
+        if end is not None and not request.scoring:
+            self._ended += [Finish.of(each, end) for each in (request, *others)]
             return
+        for each in (request, *others):
+            each.ending = end
         self._forks.hold(request, others)
         self.scheduler.add(request)
 

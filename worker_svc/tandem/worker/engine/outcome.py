@@ -1,6 +1,7 @@
 """Applies sampled tokens to their request: appends them, accepts drafts by them, and decides whether they end it.
 
     not finite                    the model's numbers are broken: ERROR
+    nothing is generated          how the output ends that there was already, none included
     not possible                  its constraints leave no id: IMPOSSIBLE
     exhausted                     grammar, min_tokens and ignore_eos together leave no id: GRAMMAR_END
     a stop id, an EOS id          STOP_TOKEN, EOS; the id is output only with include_stop
@@ -64,12 +65,12 @@ def take_tokens(
     for place, token in enumerate(sampled):
         if not finite[place]:
             return taken, BROKEN
+        if request.ending is not None:
+            return taken, request.ending
         if exhausted[place]:
             return taken, End(FinishReason.GRAMMAR_END)
         if not possible[place]:
             return taken, _IMPOSSIBLE
-        if not request.stopping.max_tokens:  # the prompt was only scored
-            return taken, End(FinishReason.MAX_TOKENS)
         guided = request.matcher is not None
         request.append(token)
         drafted = place < len(drafts) and token == drafts[place]
@@ -118,8 +119,8 @@ def resume(request: Request) -> End | None:
     if request.matcher is not None and output:
         request.matcher.decided = False
         return None
-    # Another worker produced everything and was lost before it could say so.
-    return None if request.scoring else _full(request)
+    # Another worker produced everything and was lost before it could say so; or nothing is to be generated.
+    return _full(request)
 
 
 def _ending(request: Request, token: int) -> End | None:

@@ -16,6 +16,7 @@ from tandem.worker.engine.stops import StopSequences
 
 if TYPE_CHECKING:
     from tandem.worker.engine.guides.matcher import Matcher
+    from tandem.worker.engine.outcome import End
     from tandem.worker.engine.reasoning import Thinking
 
 
@@ -157,6 +158,7 @@ class Request:
     num_computed: int = 0
     drafts: int = 0
     scored: int = 1  # prompt tokens whose logprobs have been told; the first has none
+    ending: End | None = None  # of one that generates nothing: what it ends with once its prompt is scored
     stop_state: int = 0  # of `stopping.sequences`, after `num_tokens`
     statistics: RequestStatistics = field(default_factory=RequestStatistics)
 
@@ -207,7 +209,8 @@ class Request:
     def complete(self) -> bool:
         """Tells whether nothing is left to launch: it has ended, or will do so by what is pending."""
         if pending := self.in_flight.pending:
-            return self.in_flight.ended or self.output_tokens + pending >= self.stopping.max_tokens
+            full = self.output_tokens + pending >= self.stopping.max_tokens
+            return full or self.in_flight.ended or self.ending is not None
         return self.in_flight.ended
 
     @property
