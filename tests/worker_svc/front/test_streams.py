@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy as np
 import pytest
 
 from tandem.common.errors import ServiceError, unavailable
@@ -55,6 +56,20 @@ async def test_a_message_has_no_more_than_fit_into_it():
     assert taken == [[0, 1], [2, 3]]
     output.end(ended(trim=1))
     assert (output.take().whole, output.pending) == ([], 0)
+
+
+def test_the_total_logprob_is_the_same_bits_however_an_output_is_cut():
+    logprobs = np.random.default_rng(1).normal(-2, 1, 400).astype(np.float32).tolist()
+    totals = []
+    for size in (1, 3, 7, 400):
+        output = stream()
+        for place, logprob in enumerate(logprobs, 1):
+            output.push(5, logprob, 0.0)
+            if place % size == 0:
+                output.take()
+        output.take()
+        totals.append(output.total_logprob)
+    assert totals == [totals[0]] * len(totals)
 
 
 async def test_a_reader_wakes_for_the_interval_it_asked_for_and_not_before():

@@ -166,7 +166,8 @@ class OutputStream:
             taken = self._tokens.cut(min(ready, self.delivery.most_tokens))
         self._pending_since = time.monotonic()
         self.sent += len(taken.ids)
-        self.total_logprob += math.fsum(taken.logprobs)
+        for logprob in taken.logprobs:  # one by one: how the output is cut into messages must change no bit
+            self.total_logprob += logprob
         return taken
 
     def take_ids(self) -> list[int]:
