@@ -59,7 +59,7 @@ async def test_a_message_has_no_more_than_fit_into_it():
 
 
 def test_the_total_logprob_is_the_same_bits_however_an_output_is_cut():
-    logprobs = np.random.default_rng(1).normal(-2, 1, 400).astype(np.float32).tolist()
+    logprobs = (-np.exp(np.random.default_rng(1).normal(-8, 6, 400))).astype(np.float32).tolist()
     totals = []
     for size in (1, 3, 7, 400):
         output = stream()
