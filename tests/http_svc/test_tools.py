@@ -59,6 +59,16 @@ def test_a_stream_tells_the_same(client: openai.OpenAI) -> None:
     assert call.function.name == "f" and json.loads(call.function.arguments) == {"a": [1, "x"]}
 
 
+def test_an_event_has_one_part_of_a_call(client: openai.OpenAI) -> None:
+    said = SAID.replace('{"a": [1, "x"]}', '{"city": "x"}')
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+    with client.chat.completions.stream(**{**ASKED, "tools": [tool]}, extra_body=says(said)) as stream:
+        deltas = [event.chunk.choices[0].delta for event in stream if event.type == "chunk"]
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert all(len(delta.tool_calls or []) <= 1 for delta in deltas)
+    assert json.loads(call.function.arguments) == {"city": "x"}
+
+
 def test_a_broken_call_is_content_and_without_tools_nothing_is_a_call(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASKED, extra_body=says(BROKEN)).choices[0]
     assert answer.message.content == BROKEN and answer.message.tool_calls is None

@@ -319,13 +319,18 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
 
 def _delta(chunk: Chunk) -> Delta:
-    calls = [
-        CallBody(FunctionBody(event.name or None, event.arguments), event.call, event.id or None,
-                 "function" if event.name else None)
-        for event in chunk.events
-        if isinstance(event, ToolCallEvent) and (event.name or event.arguments)
-    ]  # fmt: skip
-    return Delta(None, chunk.content or None, chunk.reasoning or None, calls or None)
+    """Has each call once: OpenAI's client takes two parts of a new call for two calls."""
+    calls: dict[int, CallBody] = {}
+    for said in chunk.events:
+        if not isinstance(said, ToolCallEvent) or not (said.name or said.arguments):
+            continue
+        if (begun := calls.get(said.call)) is not None:
+            begun.function.arguments = (begun.function.arguments or "") + said.arguments
+        else:
+            function = FunctionBody(said.name or None, said.arguments)
+            kind = "function" if said.name else None
+            calls[said.call] = CallBody(function, said.call, said.id or None, kind)
+    return Delta(None, chunk.content or None, chunk.reasoning or None, list(calls.values()) or None)
 
 
 _NOTHING = Delta()
