@@ -199,6 +199,13 @@ def test_help_and_version() -> None:
     assert re.fullmatch(r"tandem \S+\n", tandem(None, "--version").stdout)
 
 
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_help_names_each_flag_whole_on_a_narrow_terminal(command: str) -> None:
+    narrow = {**environment(None), "COLUMNS": "80"}
+    said = prepared.run("tandem.client.cli", command, "--help", environment=narrow).stdout
+    assert said and not re.search(r"--[a-z-]*…", said)
+
+
 def test_interrupting_generate_cancels_at_the_worker(servers: ServersThread) -> None:
     servers.worker.pause_at = 5
     process = subprocess.Popen(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.client.test_cli import TANDEM, environment
 
@@ -30,3 +32,9 @@ def test_pulling_without_its_extra_says_so(tmp_path: Path) -> None:
     done = subprocess.run(command, env=changed, capture_output=True, encoding="utf-8", timeout=60)
     assert done.returncode == 2
     assert "pip install 'tandem-llm[pull]'" in done.stderr
+
+
+def test_a_typer_that_reads_no_literals_is_not_asked_for(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    (typer,) = (found for each in project["dependencies"] if (found := Requirement(each)).name == "typer")
+    assert "0.18.0" not in typer.specifier and "0.19.0" in typer.specifier

@@ -9,12 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tandem.client.cli.terminal import reporting_errors
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 # The module of each command, in the order of `tandem --help`. Where a command is named first, only its own is imported
 # and only its flags are read: 0.13 s less of a processor, which is a fifth of what comes before the command.
@@ -51,8 +54,16 @@ def _show_version(wanted: bool) -> None:
 @contextmanager
 def _helping() -> Iterator[None]:
     """Ends `--help` as commands end when it cannot be written. It has a console of its own, which exits with 1 when its
-    reader has left."""
+    reader has left. Names that are longer than their column go on in the next line, where typer cuts them."""
     with reporting_errors():
+        from typer import rich_utils  # and rich, which little else needs
+
+        class Folded(rich_utils.OptionHighlighter):
+            def highlight(self, text: Text) -> None:
+                super().highlight(text)
+                text.overflow = "fold"
+
+        rich_utils.highlighter = Folded()
         try:
             yield
         except SystemExit:
