@@ -1,4 +1,4 @@
-"""SIGTERM ends a server as asked while it still imports what it needs."""
+"""SIGTERM and SIGINT end a server as asked while it still imports what it needs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ sys.meta_path.insert(0, Slow())
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -32,7 +33,9 @@ sys.meta_path.insert(0, Slow())
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_server_that_is_stopped_while_it_imports_ends_with_0(arguments: list[str], tmp_path: Path) -> None:
+def test_a_server_that_is_stopped_while_it_imports_ends_with_0(
+    arguments: list[str], number: signal.Signals, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
@@ -45,6 +48,6 @@ def test_a_server_that_is_stopped_while_it_imports_ends_with_0(arguments: list[s
     while not (tmp_path / "importing").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from tandem.common.early_stop import leave_at_sigterm
+from tandem.common.early_stop import leave_at_signals
 
 
 def main() -> int:
     """Runs the server until it is told to stop; returns the exit code."""
-    leave_at_sigterm()
+    leave_at_signals()
     from tandem.common.run_service import run_server
     from tandem.common.settings import load_settings
     from tandem.http.server import HttpServer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tandem.common.early_stop import stop_was_heard
+from tandem.common.early_stop import signal_heard
 
 if TYPE_CHECKING:  # engines read this file too, and have no metrics of their own
     from tandem.common.service import Lifecycle
@@ -41,8 +41,8 @@ def stop_on_signals(lifecycle: Lifecycle, *, supervised: bool) -> Iterator[None]
         signal.SIGTERM: signal.signal(signal.SIGTERM, handle),
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN if supervised else handle),
     }
-    if stop_was_heard():
-        lifecycle.request_stop(0, "SIGTERM")
+    if heard := signal_heard():
+        lifecycle.request_stop(0, heard)
     try:
         yield
     finally:

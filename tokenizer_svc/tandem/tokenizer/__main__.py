@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 
-from tandem.common.early_stop import leave_at_sigterm
+from tandem.common.early_stop import leave_at_signals
 
 _SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter when another wants it; Python's own is 0.005
 
 
 def main() -> int:
     """Runs the service until it is told to stop; returns the exit code."""
-    leave_at_sigterm()
+    leave_at_signals()
     gc.disable()  # until all is imported, which stays: looking for what could go takes a tenth of that time
     from tandem.common.allocator import return_large_blocks
     from tandem.common.run_service import run_service

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tandem.common.early_stop import leave_at_sigterm
+from tandem.common.early_stop import leave_at_signals
 from tandem.worker.engine.process.child import EngineChild
 
 _FROM_STDIN = "--arguments-from-stdin"
@@ -21,7 +21,7 @@ _TELLING = {"-h", "--help", "--version"}  # flags that start nothing
 
 def main() -> int:
     """Runs the worker until it is told to stop; returns the exit code."""
-    leave_at_sigterm()
+    leave_at_signals()
     gc.disable()  # until all is imported, which stays: looking for what could go takes a tenth of that time
     arguments = sys.argv[1:]
     child = _first_engine(arguments)
