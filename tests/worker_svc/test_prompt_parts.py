@@ -55,3 +55,14 @@ def test_a_prompt_of_one_token_has_an_empty_list_for_it(options: pb.OutputOption
     assert (list(part.ids), list(part.ranks)) == ([5], [0])
     assert math.isnan(*part.logprobs)
     assert list(part.top_logprobs) == [pb.TopLogprobs()]
+
+
+def test_a_prompt_of_a_request_that_was_cancelled_has_as_many_ids_as_logprobs() -> None:
+    options = pb.OutputOptions(prompt_logprobs=True, top_logprobs=1)
+    tops = [([place], [0.5], [1]) for place in range(1, 1500)]
+    prompt = Tokens(logprobs=[-1.0] * 1499, ranks=[1] * 1499, others=tops)
+    request = pb.GenerateRequest(prompt_ids=range(LENGTH), output=options)
+    parts = list(prompt_parts(request, OutputStream(1, Delivery(1, None), prompt=prompt)))
+    assert sum(len(part.ids) for part in parts) == 1500
+    for part in parts:
+        assert len(part.ids) == len(part.logprobs) == len(part.ranks) == len(part.top_logprobs)

@@ -14,7 +14,7 @@ from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.reasoning import Reasoning, Thinking
-from tandem.worker.engine.request import Drafting, Request
+from tandem.worker.engine.request import Drafting, LogprobOptions, Request
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation.costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, counting_request
@@ -213,5 +213,32 @@ def test_a_guide_that_waits_for_the_reasoning_is_closed_with_its_request():
         driver.run()
         assert driver.output[0] == [11, 12, 13]
         assert not grammars._matchers
+    finally:
+        grammars.stop()
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_resumed_output_that_completes_a_guide_ends_once_the_prompt_is_scored(room: int):
+    pytest.importorskip("llguidance")
+    driver = Driver(pages=64, budget=90)
+    driver.runner.jumps = True
+    grammars = Grammars(VOCABULARY, [])
+    grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
+    limits = SchedulerLimits(max_batch_tokens=90, max_running=8)
+    driver.engine = Engine(driver.runner, PageTable(64, 4), limits, grammars=grammars, costs=Free(), overlap=True)
+    try:
+        options = LogprobOptions(prompt=True)
+        request = counting_request(0, 5, 30, len(ANSWER) + room, resumed=ANSWER, logprobs=options)
+        guide = Guide("regex", "[0-5]{4}")
+        grammars.compile(1, guide)
+        while not grammars.take_compiled():
+            grammars.wait(0.1)
+        request.matcher = grammars.matcher(guide)  # which answers while the step runs
+        driver.engine.submit(request)
+        results = []
+        while driver.engine.has_work:
+            results.append(driver.engine.step())
+        assert [finish.reason for result in results for finish in result.finished] == [FinishReason.GRAMMAR_END]
+        assert sum(len(scores.logprobs) for result in results for scores in result.prompts) == 29
     finally:
         grammars.stop()

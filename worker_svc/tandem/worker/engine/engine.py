@@ -254,9 +254,7 @@ class Engine:
         """Appends what a step has sampled, and ends the requests that this finishes."""
         sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
         result = StepResult(np.empty(0, np.uint64), sampled, ended)
-        if flight.prompts:
-            told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
-            result.prompts = [scores for scores in flight.prompts if scores.number not in told]
+        result.prompts = flight.prompts
         ends = self._collect(flight, result, time.monotonic())
         ends += [(chunk.request, BROKEN) for chunk in flight.broken if not chunk.request.in_flight.ended]
         self.scheduler.land(flight.chunks)

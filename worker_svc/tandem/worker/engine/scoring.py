@@ -30,15 +30,15 @@ class PromptScores:
 
 
 def score_prompts(chunks: Sequence[Chunk], logits: torch.Tensor) -> tuple[list[PromptScores], torch.Tensor]:
-    """Returns what the chunks that score tell, and the logits of the rows that are sampled, in order; `logits` has rows
-    for both, and for those that are checked."""
+    """Returns what the chunks that score tell, but of requests that have ended, and the logits of the rows that are
+    sampled, in order; `logits` has rows for both, and for those that are checked."""
     if not any(chunk.scores or chunk.checked for chunk in chunks):
         return [], logits
     scores: list[PromptScores] = []
     sampled: list[npt.NDArray[np.int64]] = []
     row = 0
     for chunk in chunks:
-        if chunk.scores:
+        if chunk.scores and not chunk.request.in_flight.ended:
             scores.append(_score(chunk, logits[row : row + chunk.length]))
         row += chunk.logits
         sampled.append(np.arange(row - chunk.samples, row))

@@ -201,10 +201,11 @@ def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
 
 
 def prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
-    """Returns the prompt, with the logprobs of its tokens where they were asked for."""
-    ids = request.prompt_ids
+    """Returns the prompt, with the logprobs of its tokens where they were asked for; as far as these are known, if the
+    request was ended before."""
     wanted = request.output.prompt_logprobs
     scored = stream.prompt
+    ids = request.prompt_ids[: 1 + len(scored.logprobs)] if wanted else request.prompt_ids
     most = max((len(each) for each, _, _ in scored.others), default=0)
     with_others = wanted and (request.output.top_logprobs > 0 or bool(request.output.logprob_ids))
     nothing = [pb.TopLogprobs()] * with_others
