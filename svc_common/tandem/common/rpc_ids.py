@@ -19,7 +19,8 @@ TRACEPARENT = "traceparent"  # W3C trace context
 
 _made = Random()  # noqa: S311 - ids need not be secret, and the system's numbers take a call of the kernel
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+# Ids of zeros alone are none: proxies that do not trace send them. Version ff is forbidden, and 00 has no fifth part.
+_TRACEPARENT = re.compile(r"(?!ff|00.{53}-)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
 def ids_in(metadata: Metadata) -> tuple[str, str]:
