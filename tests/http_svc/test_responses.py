@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -65,6 +66,7 @@ def thought(text: str) -> dict[str, Any]:
     return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}] if text else []}
 
 
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 
@@ -84,6 +86,57 @@ def test_all_reasoning_stays_with_its_answer(items: list[Any], expected: list[st
     fields = read_response(json.dumps({"model": "demo", "input": items}).encode())
     messages: Any = fields.asked(Call("/v1/responses", "id")).messages
     assert [message.reasoning_content for message in messages] == expected
+
+
+def test_what_codex_sends_beside_its_own_tools_is_taken() -> None:
+    """Codex 0.171: tools in a namespace and of the server, and what it tells of itself."""
+    function = {"type": "function", "name": "close", "parameters": {"type": "object"}, "strict": False}
+    body = {
+        "model": "demo",
+        "input": [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+                  {"type": "function_call", "call_id": "c", "namespace": "agents", "name": "close", "arguments": "{}"},
+                  {"type": "function_call_output", "call_id": "c", "output": "3"}],
+        "tools": [function, {"type": "namespace", "name": "agents", "description": "d", "tools": [function]},
+                  {"type": "namespace", "name": "mcp__files__", "tools": [{**function, "name": "read"}]},
+                  {"type": "web_search", "external_web_access": False}],
+        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"}, "store": False,
+        "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k",
+        "client_metadata": {"session_id": "s"},
+    }  # fmt: skip
+    asked = read_response(json.dumps(body).encode()).asked(Call("/v1/responses", "id"))
+    names: Any = [tool["function"]["name"] for tool in asked.tools]
+    assert names == ["close", "agents__close", "mcp__files__read"]
+    assert [call.name for message in asked.messages for call in message.tool_calls] == ["agents__close"]
+
+
+def test_a_tool_of_a_namespace_is_called_by_both_names(client: openai.OpenAI) -> None:
+    function = {"type": "function", "name": "f", "parameters": EMPTY}
+    asked: Any = {"model": "demo", "input": "O?", "tools": [{"type": "namespace", "name": "n", "tools": [function]}],
+                  "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 100}  # fmt: skip
+    whole: Any = client.post("/responses", cast_to=object, body=asked)
+    raw = client.post("/responses", cast_to=httpx.Response, body={**asked, "stream": True}).text
+    events = [json.loads(line.removeprefix("data: ")) for line in raw.splitlines() if line.startswith("data: ")]
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    for [item] in (added, events[-1]["response"]["output"], whole["output"]):
+        assert (item["namespace"], item["name"]) == ("n", "f")
+    assert whole["tools"] == asked["tools"]
+
+
+@pytest.mark.parametrize("kept", ["encrypted_content", "content"])
+def test_reasoning_may_come_back_as_either_of_its_forms(client: openai.OpenAI, kept: str) -> None:
+    said = {"guided": {"choices": ["<think>\nhm, so\n</think>\n\nAy."]}}
+    asked: dict[str, Any] = {"model": "demo", "input": "O?", "max_output_tokens": 100, "extra_body": said}
+    plain = client.responses.create(**asked).output[0]
+    assert plain.type == "reasoning" and plain.encrypted_content is None
+    answer = client.responses.create(**asked, include=["reasoning.encrypted_content"])
+    with client.responses.stream(**asked, include=["reasoning.encrypted_content"]) as stream:
+        streamed = stream.get_final_response()
+    for output in (answer.output, streamed.output):
+        thought, answered = (item.model_dump(by_alias=True) for item in output)
+        back = [USER, {"type": "reasoning", "summary": [], kept: thought[kept]}, answered]
+        fields = read_response(json.dumps({"model": "demo", "input": back}).encode())
+        messages: Any = fields.asked(Call("/v1/responses", "id")).messages
+        assert [(each.reasoning_content, each.content) for each in messages[1:]] == [("hm, so", "Ay.")]
 
 
 class Verse(pydantic.BaseModel):
@@ -116,7 +169,10 @@ def test_parse_and_the_streaming_helper(client: openai.OpenAI) -> None:
         ({"input": [USER, ANSWER, {**CALLED, "arguments": "[]"}]}, "input[2].arguments"),
         ({"input": [USER, {"role": "", "content": "x"}]}, "input[1].role"),
         ({"prompt_cache_key": "k" * 5000}, "prompt_cache_key"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include[1]"),
+        ({"tools": [{"type": "function", "name": "f", "parameter": {}}]}, "tools[0].parameter"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
+        ({"input": [USER, {"type": "reasoning", "encrypted_content": "gAAA"}]}, "input[1].encrypted_content"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(client: openai.OpenAI, changed: dict[str, Any], param: str) -> None:

@@ -155,6 +155,26 @@ async def test_what_does_not_end_in_time_ends_with_an_error(stack: Stack) -> Non
     await until(lambda: works(stack, 0))
 
 
+async def test_a_response_that_fails_in_the_middle_says_so_in_numbered_events(stack: Stack) -> None:
+    asked = {"model": "demo", "input": "O Romeo?", "max_output_tokens": 400, "ignore_eos": True, "stream": True}
+    async with running_door(stack) as server, caller(server) as client:
+        async with client.stream("POST", "/v1/responses", json=asked) as response:
+            lines = response.aiter_lines()
+            first = await anext(lines)
+            await server.drain(propagation=0, grace=0)
+            stop = asyncio.create_task(server.stop())
+            rest = [first, *[line async for line in lines if line]]
+        await stop
+    names = [line.removeprefix("event: ") for line in rest if line.startswith("event: ")]
+    told = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: ")]
+    assert [event["type"] for event in told] == names and names[-2:] == ["error", "response.failed"]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    error, failed = told[-2], told[-1]["response"]
+    assert error["code"] == error["error"]["code"] == failed["error"]["code"] == "shutting_down"
+    assert failed["status"] == "failed" and error["message"] == failed["error"]["message"]
+    await until(lambda: works(stack, 0))
+
+
 async def test_a_door_without_services_says_so_and_starts_nevertheless(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

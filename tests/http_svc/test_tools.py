@@ -69,6 +69,25 @@ def test_an_event_has_one_part_of_a_call(client: openai.OpenAI) -> None:
     assert json.loads(call.function.arguments) == {"city": "x"}
 
 
+def test_an_answer_comes_back_as_a_client_has_it(client: openai.OpenAI) -> None:
+    strict: Any = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS, "strict": True}}
+    asked: dict[str, Any] = {**ASKED, "tools": [strict]}
+    parsed = client.chat.completions.parse(**asked, extra_body=says(SAID)).choices[0].message
+    with client.chat.completions.stream(**asked, extra_body=says(SAID)) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    for message in (parsed, streamed, streamed.model_dump()):
+        body = message if isinstance(message, dict) else message.model_dump(exclude_unset=True)
+        gave = {"role": "tool", "tool_call_id": body["tool_calls"][0]["id"], "content": "3"}
+        talk: list[Any] = [*MESSAGES, message, gave]
+        assert client.chat.completions.create(**{**asked, "messages": talk, "max_tokens": 1}).choices
+    items: list[Any] = [{"type": "function", "name": "f", "parameters": PARAMETERS, "strict": True}]
+    told: dict[str, Any] = {"model": "demo", "tools": items}
+    answer = client.responses.parse(**told, input="O?", max_output_tokens=250, extra_body=says(SAID))
+    for output in (answer.output, answer.model_dump(by_alias=True)["output"]):
+        again: list[Any] = [{"role": "user", "content": "O?"}, *output]
+        assert client.responses.create(**told, input=again, max_output_tokens=1).output
+
+
 def test_a_broken_call_is_content_and_without_tools_nothing_is_a_call(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASKED, extra_body=says(BROKEN)).choices[0]
     assert answer.message.content == BROKEN and answer.message.tool_calls is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class Call:
     names: dict[str, str] = field(default_factory=dict)  # parameters that the caller calls otherwise
     running: RunningRpc | None = None
     span: RequestSpan | None = None
+    failed: Callable[[ApiError], bytes] | None = None  # how its stream tells an error, if not as its interface does
 
     @property
     def options(self) -> dict[str, Any]:

@@ -52,22 +52,25 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     input_audio: Json = ABSENT
     file: Json = ABSENT
     refusal: Json = ABSENT
-    prompt_cache_breakpoint: Json = ABSENT  # ignored: every prefix is cached
+    prompt_cache_breakpoint: Json = ABSENT  # ignored, as the next one: every prefix is cached
+    cache_control: Json = ABSENT
 
 
 class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: str = "{}"
+    parsed_arguments: Json = ABSENT  # ignored: OpenAI's `parse` adds it to an answer, which comes back so
 
 
 class ToolCallFields(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionFields
     id: str = ""
     type: Literal["function"] = "function"
+    index: Json = ABSENT  # ignored: of a stream's deltas, which clients put together
 
 
 class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
-    """One message; what is None of an answer of ours may come back with it."""
+    """One message; what is None of an answer of ours may come back with it, and what clients add to answers."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -77,7 +80,8 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: Json = ABSENT  # ignored
+    annotations: Json = ABSENT  # ignored, as the next one
+    parsed: Json = ABSENT
     reasoning_content: str | None = None
 
     def message(self, place: str) -> ChatMessage:

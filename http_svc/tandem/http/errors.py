@@ -154,12 +154,12 @@ def kind_of(error: StatusError) -> Kind:
     return BY_REASON.get(error.reason) or BY_STATUS.get(error.code, _INTERNAL)
 
 
-def from_decoding(error: msgspec.MsgspecError) -> ApiError:
-    """A body that is no JSON, or whose fields have other types."""
+def from_decoding(error: msgspec.MsgspecError, within: str = "") -> ApiError:
+    """A body that is no JSON, or whose fields have other types; `within`: the parameter that was decoded by itself."""
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json")
     words, _, where = str(error).partition(" - at ")
-    place = where.partition("$")[2].rstrip("`").lstrip(".")
+    place = f"{within}{where.partition('$')[2].rstrip('`')}".lstrip(".")
     unknown = "Object contains unknown field `"
     missing = "Object missing required field `"
     for beginning, what in ((unknown, "is not a parameter that is served here"), (missing, "is required")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -32,12 +32,14 @@ from tandem.client import (
 from tandem.http.answers import aborted
 from tandem.http.call import Call, body_of, call_of
 from tandem.http.conversations import check_count, conversation_of
-from tandem.http.errors import wrong
+from tandem.http.errors import ApiError, from_decoding, wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoder, is_given, object_of
 from tandem.http.fields import text_of as json_of
 from tandem.http.sse import Events, EventStream, Relay, named_event
 from tandem.http.tool_choice import called_options, thinking_arguments
 from tandem.http.upstream import Upstream
+
+T = TypeVar("T")
 
 # --- the request
 
@@ -57,6 +59,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
     filename: Json = ABSENT
     refusal: Json = ABSENT
     prompt_cache_breakpoint: Json = ABSENT  # ignored: every prefix is cached
+    parsed: Json = ABSENT  # ignored: OpenAI's `parse` adds it to an answer, which comes back so
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,19 +71,21 @@ class Item(msgspec.Struct, forbid_unknown_fields=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    parsed_arguments: Json = ABSENT  # ignored, as `parsed` is
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
     id: Json = ABSENT
     status: Json = ABSENT
     phase: Json = ABSENT
     caller: None = None
-    namespace: None = None
+    namespace: str | None = None
     created_by: None = None
+    is_async: None = msgspec.field(default=None, name="async")
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool of the caller's; tools that a server runs are not served."""
+    """A tool of the caller's."""
 
     type: str
     name: str = ""
@@ -88,8 +93,46 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     parameters: Json = ABSENT
     strict: bool | None = None
     allowed_callers: None = None
-    defer_loading: None = None
+    defer_loading: bool | None = None  # ignored: all tools are shown
     output_schema: None = None
+    is_async: None = msgspec.field(default=None, name="async")
+
+
+class NamespaceTool(msgspec.Struct, forbid_unknown_fields=True):
+    """Several functions, which are called by the name of the namespace and their own."""
+
+    type: str
+    name: str
+    tools: list[FunctionTool]
+    description: Json = ABSENT  # ignored: those of the functions are shown
+
+
+class ToolType(msgspec.Struct):
+    type: str
+
+
+class Offer(NamedTuple):
+    """A function that the model is shown, and where it was given."""
+
+    tool: FunctionTool
+    place: str
+    namespace: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the model knows it."""
+        return shown_name(self.namespace, self.tool.name)
+
+
+def shown_name(namespace: str, name: str) -> str:
+    """Of a function of a namespace, which templates know nothing of."""
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
+
+
+# A server's tools, which agents offer in every request beside their own.
+LEFT_OUT = ("web_search", "image_generation")
+ENCRYPTED = "reasoning.encrypted_content"
+SEALED = "tandem:"  # begins reasoning that clients keep as it is: some send nothing else of it back
 
 
 class Format(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,7 +165,7 @@ class ResponseFields(OwnFields, kw_only=True):
     max_output_tokens: int | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[Json] | None = None
     tool_choice: Json = ABSENT
     chat_template_kwargs: Json = ABSENT
     prompt_cache_key: str | None = None
@@ -137,7 +180,6 @@ class ResponseFields(OwnFields, kw_only=True):
     prompt: None = None
     background_options: None = None
     context_management: None = None
-    access_programs: None = None
     moderation: None = None
     image: None = None
     top_logprobs: None = None
@@ -151,16 +193,20 @@ class ResponseFields(OwnFields, kw_only=True):
     safety_identifier: Json = ABSENT
     prompt_cache_retention: Json = ABSENT
     prompt_cache_options: Json = ABSENT
+    access_programs: Json = ABSENT
+    client_metadata: Json = ABSENT
 
     def asked(self, call: Call) -> Conversation:
         """The conversation. Raises ApiError."""
         for name, served in (("background", False), ("truncation", "disabled")):
             if getattr(self, name) not in (None, served):
                 raise wrong(name, f"must be {served!r}", "not_served")
-        if self.include:
-            raise wrong("include", "must be empty: there is nothing besides the answer", "not_served")
-        tools = self.tools or []
-        check_size([*(tool.parameters for tool in tools), self.chat_template_kwargs], "tools")
+        for index, each in enumerate(self.include or ()):
+            if each != ENCRYPTED:
+                raise wrong(
+                    f"include[{index}]", f"must be {ENCRYPTED!r}: nothing else is besides the answer", "not_served"
+                )
+        check_size([*(self.tools or ()), self.chat_template_kwargs], "tools")
         effort = None if self.reasoning is None else self.reasoning.effort
         arguments = {**thinking_arguments(effort), **object_of(self.chat_template_kwargs, "chat_template_kwargs")}
         first = [] if self.instructions is None else [ChatMessage("system", self.instructions)]
@@ -168,9 +214,31 @@ class ResponseFields(OwnFields, kw_only=True):
             call.names["messages[0].content"] = "instructions"
         return conversation_of(
             [*first, *_messages(self.input, call.names, len(first))],
-            [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+            [_tool(offer) for offer in self.offers()],
             arguments,
         )
+
+    def offers(self) -> list[Offer]:
+        """The functions that the model may call. Raises ApiError."""
+        found: list[Offer] = []
+        left_out = ""
+        for index, given in enumerate(self.tools or ()):
+            place = f"tools[{index}]"
+            kind = _decoded(given, ToolType, place).type
+            if kind == "function":
+                found.append(Offer(_decoded(given, FunctionTool, place), place))
+            elif kind == "namespace":
+                space = _decoded(given, NamespaceTool, place)
+                if not space.name:
+                    raise wrong(f"{place}.name", "must be a text that is not empty")
+                found += [Offer(tool, f"{place}.tools[{n}]", space.name) for n, tool in enumerate(space.tools)]
+            elif kind in LEFT_OUT:
+                left_out = left_out or place
+            else:
+                raise wrong(f"{place}.type", "must be 'function' or 'namespace'", "not_served")
+        if left_out and not found:
+            raise wrong(f"{left_out}.type", "must be 'function' or 'namespace'", "not_served")
+        return found
 
     def generation(self, call: Call) -> GenerateOptions:
         """The keywords of the SDK. Raises ApiError."""
@@ -211,7 +279,12 @@ def _messages(given: str | list[Item], names: dict[str, str], before: int) -> li
         place = f"input[{index}]"
         if item.type == "reasoning":
             said = item.content or item.summary or ""
-            if thought := _text(said, f"{place}.content", "reasoning_text", "summary_text"):
+            thought = _text(said, f"{place}.content", "reasoning_text", "summary_text")
+            if not thought and item.encrypted_content:
+                if not item.encrypted_content.startswith(SEALED):
+                    raise wrong(f"{place}.encrypted_content", "is not of this server", "not_served")
+                thought = item.encrypted_content.removeprefix(SEALED)
+            if thought:
                 thoughts.append(thought)
             continue
         if item.type == "message":
@@ -228,7 +301,9 @@ def _messages(given: str | list[Item], names: dict[str, str], before: int) -> li
             if message.reasoning_content:
                 thoughts.insert(0, message.reasoning_content)
             names[f"messages[{before + len(messages)}].tool_calls[{len(message.tool_calls)}]"] = place
-            call = ToolCall(item.name or "", item.arguments or "{}", item.call_id or "")
+            call = ToolCall(
+                shown_name(item.namespace or "", item.name or ""), item.arguments or "{}", item.call_id or ""
+            )
             calls = [*message.tool_calls, call]
             messages.append(
                 dataclasses.replace(message, tool_calls=calls, reasoning_content="\n".join(thoughts) or None)
@@ -251,12 +326,20 @@ def _text(content: str | list[Part], place: str, *kinds: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
+def _decoded(given: Json, kind: type[T], place: str) -> T:
+    try:
+        return msgspec.json.decode(given, type=kind)
+    except msgspec.MsgspecError as error:
+        raise from_decoding(error, place) from None
+
+
+def _tool(offer: Offer) -> dict[str, Any]:
+    tool, place = offer.tool, offer.place
     if tool.type != "function":
         raise wrong(f"{place}.type", "must be 'function'", "not_served")
     if not tool.name:
         raise wrong(f"{place}.name", "must be a text that is not empty")
-    function: dict[str, Any] = {"name": tool.name}
+    function: dict[str, Any] = {"name": offer.name}
     if tool.description is not None:
         function["description"] = tool.description
     function["parameters"] = object_of(tool.parameters, f"{place}.parameters")
@@ -265,11 +348,19 @@ def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _echo(tool: FunctionTool) -> dict[str, Any]:
+def _echo(given: Json) -> Json | dict[str, Any]:
     """As it was given; a stream tells it several times."""
+    if msgspec.json.decode(given, type=ToolType).type != "function":
+        return given
+    tool = msgspec.json.decode(given, type=FunctionTool)
     parameters = tool.parameters if is_given(tool.parameters) else None
     return {"type": tool.type, "name": tool.name, "description": tool.description, "parameters": parameters,
             "strict": tool.strict}  # fmt: skip
+
+
+def _told(chosen: Format) -> dict[str, Any]:
+    given = {name: getattr(chosen, name) for name in chosen.__struct_fields__}
+    return {name: value for name, value in given.items() if value is not None and value is not ABSENT}
 
 
 read_response = decoder(ResponseFields)
@@ -302,6 +393,7 @@ class ReasoningItem(msgspec.Struct):
     status: str
     content: Sequence[ReasoningText]
     summary: tuple[()] = ()
+    encrypted_content: str | None = None
     type: str = "reasoning"
 
 
@@ -311,6 +403,7 @@ class FunctionCall(msgspec.Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     type: str = "function_call"
 
 
@@ -341,12 +434,17 @@ class ResponseBody(msgspec.Struct):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    error: None = None
+    error: dict[str, str | None] | None = None
     previous_response_id: None = None
     parallel_tool_calls: bool = True
     store: bool = False
+    background: bool = False
+    truncation: str = "disabled"
+    metadata: msgspec.Raw | dict[str, str] = {}
+    text: Mapping[str, Any] = {}
+    reasoning: Mapping[str, str | None] = {}
     tool_choice: str | msgspec.Raw = "auto"
-    tools: Sequence[dict[str, Any]] = ()
+    tools: Sequence[msgspec.Raw | dict[str, Any]] = ()
     object: str = "response"
 
 
@@ -381,6 +479,8 @@ class _Answer:
         self._fields = fields
         self._created = int(time.time())
         self._sequence = 0
+        self._names = {offer.name: (offer.namespace, offer.tool.name) for offer in fields.offers() if offer.namespace}
+        self._seals = ENCRYPTED in (fields.include or ())
 
     def whole(self, output: Output, usage: Usage, items: Sequence[OutputItem] | None = None) -> ResponseBody:
         self._call.usage = usage
@@ -402,13 +502,21 @@ class _Answer:
         """As a stream of the same answer has them, if it said one after the other."""
         items: list[OutputItem] = []
         if output.reasoning:
-            items.append(ReasoningItem(self._id("rs", 0), "completed", [ReasoningText(output.reasoning)]))
+            items.append(self._thought(self._id("rs", 0), "completed", output.reasoning))
         if output.content or not output.tool_calls:
             items.append(OutputMessage(self._id("msg", len(items)), status, [OutputText(output.content)]))
         for call in output.tool_calls:
-            arguments = str(call.arguments)
-            items.append(FunctionCall(self._id("fc", len(items)), "completed", call.id, call.name, arguments))
+            items.append(self._called(len(items), "completed", call.id, call.name, str(call.arguments)))
         return items
+
+    def _thought(self, name: str, status: str, text: str) -> ReasoningItem:
+        return ReasoningItem(
+            name, status, [ReasoningText(text)], encrypted_content=SEALED + text if self._seals else None
+        )
+
+    def _called(self, index: int, status: str, call_id: str, shown: str, arguments: str) -> FunctionCall:
+        namespace, name = self._names.get(shown, (msgspec.UNSET, shown))
+        return FunctionCall(self._id("fc", index), status, call_id, name, arguments, namespace)
 
     def _id(self, kind: str, number: int) -> str:
         return f"{kind}_{self._call.request_id}_{number}"
@@ -436,6 +544,7 @@ class _Answer:
 
         async with stream:
             chunk = await stream.next_chunk()
+            self._call.failed = self._failed
             for name in ("response.created", "response.in_progress"):
                 yield self._event(name, response=self._body("in_progress", []))
             if chunk is not None:
@@ -456,7 +565,7 @@ class _Answer:
 
     def _new_item(self, event: AnswerEvent, index: int) -> OutputItem:
         if isinstance(event, ToolCallEvent):
-            return FunctionCall(self._id("fc", index), "in_progress", event.id, event.name, "")
+            return self._called(index, "in_progress", event.id, event.name, "")
         if isinstance(event, ReasoningEvent):
             return ReasoningItem(self._id("rs", index), "in_progress", [])
         return OutputMessage(self._id("msg", index), "in_progress", [])
@@ -484,11 +593,11 @@ class _Answer:
             case FunctionCall():
                 done = {"item_id": item.id, "output_index": index, "name": item.name, "arguments": text}
                 yield self._event("response.function_call_arguments.done", done)
-                ended = FunctionCall(item.id, status, item.call_id, item.name, text)
+                ended = FunctionCall(item.id, status, item.call_id, item.name, text, item.namespace)
             case ReasoningItem():
                 yield self._event("response.reasoning_text.done", **_place(item, index), text=text)
                 yield self._event("response.content_part.done", **_place(item, index), part=ReasoningText(text))
-                ended = ReasoningItem(item.id, status, [ReasoningText(text)])
+                ended = self._thought(item.id, status, text)
             case _:
                 yield self._event("response.output_text.done", **_place(item, index), text=text, logprobs=())
                 yield self._event("response.content_part.done", **_place(item, index), part=OutputText(text))
@@ -501,6 +610,14 @@ class _Answer:
         told = named_event(kind.encode(), body)
         self._sequence += 1
         return told
+
+    def _failed(self, error: ApiError) -> bytes:
+        """The events of an error in the middle: what clients call an error, and what they call the end."""
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        failed = self._event("error", told, error={"type": error.type, **told})
+        body = self._body("failed", [])
+        body.error = {"code": error.code, "message": error.message}
+        return failed + self._event("response.failed", response=body)
 
     def _body(self, status: str, output: Sequence[OutputItem]) -> ResponseBody:
         fields = self._fields
@@ -516,6 +633,9 @@ class _Answer:
             top_p=getattr(fields, "top_p", None),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
             tool_choice=fields.tool_choice if is_given(fields.tool_choice) else "auto",
+            metadata=fields.metadata if is_given(fields.metadata) else {},
+            text={"format": _told(fields.text.format) if fields.text and fields.text.format else {"type": "text"}},
+            reasoning={"effort": fields.reasoning.effort if fields.reasoning else None, "summary": None},
             tools=[_echo(tool) for tool in fields.tools or ()],
         )
 

@@ -168,4 +168,6 @@ class _Outlet:
 
 def error_event(error: ApiError, call: Call) -> bytes:
     """An error that ends a stream."""
+    if call.failed is not None:
+        return call.failed(error)
     return call.dialect.event % call.dialect.body(error, call.request_id)
