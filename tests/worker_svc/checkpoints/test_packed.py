@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tandem.worker.model.quantization import QuantizedWeight
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, randomized, some_ids
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+NONE: Mapping[str, dict[str, Any]] = {}
 
 
 def packed_word(numbers: list[int]) -> int:
@@ -38,7 +40,10 @@ def gptq(
 ) -> dict[str, Any]:
     """q `[out, in]`; zero and scale `[out, groups]`; group `[in]`, which one an input belongs to."""
     straight = tuple(range(32 // settings["bits"]))
-    stored_less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    as_they_are = "gptq_v2", "auto_round", "auto_round:gptqmodel"
+    stored_less = (
+        0 if {settings.get("checkpoint_format"), settings.get("packing_format")}.intersection(as_they_are) else 1
+    )
     return {
         "qweight": pack_columns(q, straight).t().contiguous(),
         "qzeros": pack_columns(zero.t() - stored_less, straight),
@@ -56,6 +61,12 @@ def awq(q: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> dict[str, A
     }
 
 
+PACKINGS = "auto_round:auto_gptq", "auto_round", "auto_round:gptqmodel", "auto_round:auto_awq"
+AUTO_ROUND: dict[str, Any] = {  # as auto-round 0.16 writes it
+    **{"quant_method": "auto-round", "bits": 4, "data_type": "int", "group_size": 32, "sym": False},
+    **{"autoround_version": "0.16.1", "block_name_to_quantize": "model.layers", "iters": 0, "lr": 0.005},
+    **{"supported_types": ["Linear"], "enable_quanted_input": False},
+}
 FORMATS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
     "gptq asymmetric": {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False},
@@ -68,12 +79,35 @@ FORMATS: dict[str, dict[str, Any]] = {
     },
     "gptq of 8 bits": {"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": True, "sym": True},
     "gptq of 8 bits, asymmetric": {"quant_method": "gptq", "bits": 8, "group_size": 64, "sym": False},
+    "gptq of 2 bits": {"quant_method": "gptq", "bits": 2, "group_size": 32, "sym": True},
+    "gptq of 2 bits, asymmetric": {"quant_method": "gptq", "bits": 2, "group_size": 64, "sym": False},
     "gptq channels": {"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True},
     "awq of GPTQModel, symmetric": {
         **{"quant_method": "awq", "method": "awq", "bits": 4, "group_size": 64, "zero_point": False, "sym": True},
         **dict.fromkeys(("version", "format", "checkpoint_format"), "gemm"),
         **{"desc_act": False, "lm_head": False, "pack_dtype": "int32", "meta": {"quantizer": ["gptqmodel:5.4"]}},
+    },
+    **{f"auto-round {packing}": {**AUTO_ROUND, "packing_format": packing} for packing in PACKINGS},
+    "gptq of AutoRound": {
+        **{
+            "quant_method": "gptq",
+            "autoround_version": "0.16.1",
+            "provider": "auto-round",
+            "bits": 4,
+            "group_size": 64,
+        },
+        **{"damp_percent": 0.01, "data_type": "int", "desc_act": False, "enable_quanted_input": False, "sym": True},
+        **{"lm_head": False, "true_sequential": False, "iters": 1000, "nsamples": 512},
+    },
+    "awq of AutoRound": {
+        **{"quant_method": "awq", "autoround_version": "0.16.1", "provider": "auto-round", "bits": 4, "group_size": 64},
+        **{"data_type": "int", "modules_to_not_convert": ["lm_head"], "sym": False, "version": "gemm"},
+        **{"to_quant_block_names": "model.layers", "zero_point": True},
+    },
+    "auto-round, older": {
+        **{key: AUTO_ROUND[key] for key in ("quant_method", "bits", "group_size")},
+        **{"backend": "auto_round:gptq:exllamav2", "sym": False, "act_bits": 16, "quant_block_list": None},
     },
 }
 
@@ -96,12 +130,16 @@ def packed(
     back, group = columns.argsort(), torch.arange(len(columns)) // size
     stored = ((q - zero.unsqueeze(-1)) * scale.float().unsqueeze(-1)).view(weight.shape)
     q = q.view(weight.shape)[:, back]
-    made = awq(q, zero, scale) if settings["quant_method"] == "awq" else gptq(q, zero, scale, group[back], settings)
+    is_awq = "awq" in settings.get("packing_format", settings["quant_method"])
+    made = awq(q, zero, scale) if is_awq else gptq(q, zero, scale, group[back], settings)
     return made, stored[:, back]
 
 
-def save_packed(folder: Path, settings: dict[str, Any], model: Any = None) -> Any:
-    """A random model in that format; returns the model of the numbers that it stores."""
+def save_packed(
+    folder: Path, settings: dict[str, Any], model: Any = None, others: Mapping[str, dict[str, Any]] = NONE
+) -> Any:
+    """A random model in that format, matrices with these parts of names by other settings; returns the model of the
+    numbers that it stores."""
     reference = model or random_llama(
         hidden_size=64, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2
     )
@@ -109,7 +147,8 @@ def save_packed(folder: Path, settings: dict[str, Any], model: Any = None) -> An
     tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(1)
     for name in [name for name in tensors if "_proj.weight" in name]:
-        made, stored = packed(tensors.pop(name), settings, generator)
+        other = next((each for part, each in others.items() if part in name), {})
+        made, stored = packed(tensors.pop(name), settings | other, generator)
         reference.get_parameter(name).data.copy_(stored)
         tensors |= {name.removesuffix("weight") + part: tensor for part, tensor in made.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -137,7 +176,7 @@ def test_a_packed_model_is_that_of_its_numbers(name: str, tmp_path: Path, monkey
     kept = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32)
     weights = sum(isinstance(module, QuantizedWeight) for module in kept.modules())
     # 8 bits with zeros are made plain; q, k and v, each in an order of its own, lie apart.
-    assert weights == (0 if "asymmetric" in name and "8" in name else 14 if FORMATS[name].get("desc_act") else 8)
+    assert weights == (0 if "asymmetric" in name and " 8 " in name else 14 if FORMATS[name].get("desc_act") else 8)
     torch.testing.assert_close(logits_in_chunks(kept, ids, [30]), expected, atol=1e-4, rtol=0)
 
 
@@ -182,11 +221,17 @@ def test_the_stored_bytes_are_those_that_come(name: str, tmp_path: Path) -> None
     ("change", "problem"),
     [
         ({"quant_method": "quanto"}, "quantization_config.quant_method 'quanto' is not served"),
-        ({"bits": 3}, "quantization_config.bits is 3; served are 4 and 8"),
+        ({"bits": 3}, "quantization_config.bits is 3; served are 2, 4, 8"),
         ({"group_size": 48}, "quantization_config.group_size is 48"),
         ({"checkpoint_format": "marlin"}, "quantization_config.checkpoint_format 'marlin' is not served"),
         ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "format is 'gptq_v2', but checkpoint_format is 'gptq'"),
-        ({"dynamic": {"+:.*up_proj": {"bits": 8}}}, r"dynamic.\+:.\*up_proj.bits is 8, but of all it is 4"),
+        ({"dynamic": {"+:.*up_proj": {"bits": 3}}}, r"dynamic.\+:.\*up_proj.bits is 3; served are 2, 4, 8"),
+        ({"dynamic": {"+:.*up_proj": {"group_size": 0}}}, r"dynamic.\+:.\*up_proj.group_size is 0; served are -1, 32"),
+        ({"dynamic": {"+:.*up_proj": {"desc_act": True}}}, r"dynamic.\+:.\*up_proj.desc_act \(true\) is not known"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:fp8"}, "packing_format 'auto_round:fp8' is not"),
+        ({"quant_method": "auto-round", "data_type": "mx_fp"}, 'data_type is "mx_fp", which is not served'),
+        ({"quant_method": "auto-round", "act_bits": 8}, "act_bits is 8, which is not served"),
+        ({"quant_method": "auto-round", "extra_config": {"lm_head": {"super_bits": 6}}}, "lm_head.super_bits is 6"),
         ({"group_size": 64}, "has the shape"),
     ],
 )
@@ -195,6 +240,57 @@ def test_what_is_not_served_is_refused_by_name(change: dict[str, Any], problem: 
     change_config(tmp_path, quantization_config=FORMATS["gptq"] | change)
     with pytest.raises(CheckpointError, match=problem):
         open_checkpoint(tmp_path)
+
+
+VARIED: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
+    "gptq": (
+        FORMATS["gptq"],
+        "dynamic",
+        {
+            r"+:.*\.down_proj": {"bits": 8, "group_size": 64},
+            r"+:.*\.up_proj": {"bits": 2},
+            r"+:.*\.o_proj": {"group_size": -1},
+        },
+    ),
+    "auto-round": (
+        AUTO_ROUND | {"packing_format": "auto_round:auto_gptq", "sym": True},
+        "extra_config",
+        {
+            "model.layers.1.mlp.down_proj": {"bits": 8, "act_bits": 16, "data_type": "int", "super_bits": None},
+            r".*layers\.0\.mlp.*": {"bits": 2, "group_size": 64, "sym": False},
+            "model.layers.1.self_attn.q_proj": {"group_size": 64},
+        },
+    ),
+    "auto-round as AWQ": (
+        AUTO_ROUND | {"packing_format": "auto_round:auto_awq"},
+        "extra_config",
+        {"model.layers.1.mlp.down_proj": {"group_size": 64}, "lm_head": {"bits": 16, "data_type": "fp"}},
+    ),
+}
+PARTS = {r"+:.*\.down_proj": "down_proj", r"+:.*\.up_proj": "up_proj", r"+:.*\.o_proj": "o_proj"}
+PARTS |= {r".*layers\.0\.mlp.*": "layers.0.mlp"}
+
+
+@pytest.mark.parametrize("kind", VARIED)
+def test_matrices_may_have_bits_and_groups_of_their_own(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, field, said = VARIED[kind]
+    others = {PARTS.get(pattern, pattern): other for pattern, other in said.items()}
+    reference = save_packed(tmp_path, settings, others=others)
+    ids = some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    with pytest.raises(CheckpointError, match="has the shape"):  # what nobody said is an error of the file
+        open_checkpoint(tmp_path)
+    change_config(tmp_path, quantization_config=settings | {field: said})
+    plain = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32, quantization=None)
+    torch.testing.assert_close(logits_in_chunks(plain, ids, [30]), expected, atol=1e-4, rtol=0)
+    near = logits_in_chunks(load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32), ids, [30])
+    assert (near - expected).norm() < 0.05 * expected.norm()
+    monkeypatch.setattr(native, "available", lambda: False)
+    kept = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32)
+    torch.testing.assert_close(logits_in_chunks(kept, ids, [30]), expected, atol=1e-4, rtol=0)
 
 
 def test_matrices_that_patterns_leave_out_are_plain(tmp_path: Path) -> None:

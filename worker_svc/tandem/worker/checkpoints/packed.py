@@ -1,14 +1,18 @@
-"""Reads GPTQ's and AWQ's matrices, as `quantization_config` of a Hugging Face folder announces them.
+"""Reads GPTQ's, AWQ's and AutoRound's matrices, as `quantization_config` of a Hugging Face folder announces them.
 
-Both store, for a matrix `W [out, in]` in groups of inputs, `W = scale (q - zero)`, with `scales` `[groups, out]` and
-eight numbers of 4 bits (GPTQ also four of 8) in each int32 of `qweight` and `qzeros` `[groups, out / 8]`:
+All store, for a matrix `W [out, in]` in groups of inputs, `W = scale (q - zero)`, with `scales` `[groups, out]` and
+eight numbers of 4 bits (GPTQ also four of 8, or sixteen of 2) in each int32 of `qweight` and `qzeros`
+`[groups, out / 8]`:
 
 - GPTQ: `qweight` `[in / 8, out]`; word i of a column holds inputs 8 i to 8 i + 7, a word of `qzeros` as many outputs,
   the lowest bits first. `g_idx` says which group an input belongs to: in the order of their activations (`desc_act`),
   groups are made of inputs from anywhere, and columns are put in the order of the groups.
 - AWQ, gemm: `qweight` `[in, out / 8]`; a word of both holds eight outputs, from the lowest bits on 0 2 4 6 1 3 5 7.
 
-GPTQ's first format stores zero - 1, its second (`checkpoint_format: gptq_v2`) and AWQ the zero itself.
+GPTQ's first format stores zero - 1, its second (`checkpoint_format: gptq_v2`) and AWQ the zero itself. AutoRound's
+`packing_format` is one of the three.
+
+Where the config says that matrices differ, how many bits and which groups one has is seen from its parts.
 """
 
 from __future__ import annotations
@@ -19,11 +23,22 @@ from typing import Literal
 
 import torch
 
-from tandem.worker.checkpoints.fields import Fields, shown
+from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.grouped import GROUPS, Grouped, Quantization
+from tandem.worker.checkpoints.hugging_face_fields.quantization import PACKED_LAYER
+from tandem.worker.checkpoints.known_fields import check_fields
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the number whose bits are the lowest, the next ones, ...
 _SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
+_BITS = {"gptq": (2, 4, 8), "awq": (4,)}
+_PLAIN_BITS = 16  # from so many on, matrices are not packed
+# What AutoRound's `packing_format` stands for: the layout, and what is added to a stored zero. Older files say it as
+# `backend`, with the kernels that multiply.
+_AUTO_ROUND: Mapping[str, tuple[Literal["gptq", "awq"], int]] = {
+    **dict.fromkeys(("auto_round:auto_gptq", "auto_round:gptq", "auto_round:gptq:exllamav2"), ("gptq", 1)),
+    **dict.fromkeys(("auto_round", "auto_round:exllamav2", "auto_round:gptqmodel"), ("gptq", 0)),
+    **dict.fromkeys(("auto_round:auto_awq", "auto_round:awq"), ("awq", 0)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,7 @@ class Packing:
     zero_offset: int  # added to a stored zero
     reordered: bool = False  # `desc_act`: then `g_idx` must be there
     bits: int = 4
+    varied: bool = False  # some matrices have other bits or groups
 
     @property
     def each(self) -> int:
@@ -56,6 +72,20 @@ class Packing:
         }
         return shapes | ({"g_idx": (columns,)} if ordered or self.reordered else {})
 
+    def of(self, columns: int, qweight: tuple[int, ...], scales: tuple[int, ...]) -> Packing:
+        """Returns how a matrix of so many columns is packed, whose parts have these shapes."""
+        if not self.varied or len(qweight) != 2 or len(scales) != 2:
+            return self
+        bits, group = self.bits, self.group
+        if self.layout == "gptq":
+            bits = next((its for its in _BITS["gptq"] if qweight[0] * 32 == columns * its), bits)
+        groups = max(scales[0], 1)
+        if groups == 1:
+            group = 0
+        elif groups != -(-columns // (group or columns)) and _is_served(columns // groups):
+            group = columns // groups
+        return replace(self, bits=bits, group=group)
+
     def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> PackedMatrix:
         """Makes the whole of a matrix; raises ValueError where `g_idx` makes groups of other sizes."""
         rows, columns = shape
@@ -72,39 +102,71 @@ class Packing:
 
 def packing_of(method: str, fields: Fields) -> Packing:
     """Reads the fields of `quantization_config`, all of them known. Raises CheckpointError for what is not served."""
-    allowed = (4, 8) if method == "gptq" else (4,)
-    if (bits := fields.integer("bits")) not in allowed:
-        raise fields.error(
-            "bits", f"is {bits}; served {'are' if len(allowed) > 1 else 'is'} {' and '.join(map(str, allowed))}"
-        )
-    group = fields.integer("group_size")
-    if group != -1 and group not in (32, 64) and (group <= 0 or group % GROUPS[-1]):
-        raise fields.error("group_size", f"is {group}; served are -1, 32, 64 and multiples of {GROUPS[-1]}")
-    _check_alike(fields)
+    layout, offset = _auto_round(fields) if method == "auto-round" else ("awq" if method == "awq" else "gptq", 0)
+    bits, group = _numbers(fields, layout)
+    varied = _vary(fields, layout)
+    if method == "auto-round":
+        return Packing(layout, group, offset, bits=bits, varied=varied)
     if method == "awq":
         if (version := (fields.text("version", "gemm") or "").lower()) != "gemm":
             raise fields.error("version", f"{version!r} is not served; served is gemm")
-        return Packing("awq", max(group, 0), 0)
+        return Packing("awq", group, 0, varied=varied)
     reordered = fields.boolean("desc_act", False)
     kind = fields.text("checkpoint_format", fields.text("format", "gptq"))
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", f"{kind!r} is not served; served are gptq and gptq_v2")
     if fields.text("format", kind) != kind:
         raise fields.error("format", f"is {fields.text('format')!r}, but checkpoint_format is {kind!r}")
-    return Packing("gptq", max(group, 0), 1 if kind == "gptq" else 0, reordered, bits)
+    return Packing("gptq", group, 1 if kind == "gptq" else 0, reordered, bits, varied)
 
 
-def _check_alike(fields: Fields) -> None:
-    """Checks that what `dynamic` says of matrices, by patterns of their names, is what is said of all. Those behind
-    `-:` are not packed, which is seen from their tensors."""
-    dynamic = fields.object("dynamic")
-    for pattern in dynamic.values:
-        if pattern.startswith("-:"):
-            continue
-        rule = dynamic.object(pattern)
-        for key, value in rule.values.items():
-            if value != (whole := fields.values.get(key)):
-                raise rule.error(key, f"is {shown(value)}, but of all it is {shown(whole)}; served is one of all")
+def _auto_round(fields: Fields) -> tuple[Literal["gptq", "awq"], int]:
+    key = "packing_format" if fields.has("packing_format") else "backend"
+    packing = fields.text(key, "auto_round:auto_gptq") or ""
+    if packing == "auto":
+        packing = "auto_round:auto_gptq"
+    if packing not in _AUTO_ROUND:
+        raise fields.error(key, f"{packing!r} is not served; served are {', '.join(_AUTO_ROUND)}")
+    return _AUTO_ROUND[packing]
+
+
+def _numbers(fields: Fields, layout: str) -> tuple[int, int]:
+    """Reads the bits, and the group, 0 for all inputs."""
+    allowed = _BITS[layout]
+    if (bits := fields.integer("bits")) not in allowed:
+        raise fields.error(
+            "bits", f"is {bits}; served {'are' if len(allowed) > 1 else 'is'} {', '.join(map(str, allowed))}"
+        )
+    group = fields.integer("group_size")
+    if group != -1 and not _is_served(group):
+        raise fields.error("group_size", f"is {group}; served are -1, 32, 64 and multiples of {GROUPS[-1]}")
+    return bits, max(group, 0)
+
+
+def _is_served(group: int) -> bool:
+    return group in GROUPS or (group > 0 and group % GROUPS[-1] == 0)
+
+
+def _vary(fields: Fields, layout: str) -> bool:
+    """Reads what is said of some matrices, by their names or patterns of them (GPTQModel's `dynamic`, AutoRound's
+    `extra_config`), and tells whether it is something else than of all. Those behind `-:`, and those of 16 bits, are
+    not packed, which is seen from their tensors."""
+    varied = False
+    for name in ("dynamic", "extra_config"):
+        every = fields.object(name)
+        for pattern in every.values:
+            if pattern.startswith("-:"):
+                continue
+            rule = every.object(pattern)
+            if rule.has("bits") and rule.integer("bits") >= _PLAIN_BITS:
+                continue
+            other = rule.with_values(
+                {key: value for key, value in rule.values.items() if value != fields.values.get(key)}
+            )
+            check_fields(other, PACKED_LAYER)
+            _numbers(rule.with_values({**fields.values, **rule.values}), layout)
+            varied = varied or other.has("bits") or other.has("group_size")
+    return varied
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +178,7 @@ class PackedMatrix:
     rows: torch.Tensor  # which of its rows
     inputs: range  # which of its columns
     order: torch.Tensor | None  # of its columns, that the groups lie together; None: they do
-    symmetric: bool  # every zero is 8, or 128
+    symmetric: bool  # every zero is the middle: 2, 8 or 128
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -165,9 +227,10 @@ class PackedMatrix:
             return self._interleaved(qweight[self.inputs.start : self.inputs.stop])
         words = qweight[self.inputs.start // each : -(-self.inputs.stop // each), self.rows]
         q = words.t().contiguous().view(torch.uint8)  # row by row
-        if self.packing.bits == 4:
-            wide = q.to(torch.int16)
-            q = ((wide | wide << 4) & 0x0F0F).view(torch.uint8)
+        for bits in (4, 2):  # each byte becomes two, with half of its bits each
+            if bits >= self.packing.bits:
+                wide = q.to(torch.int16)
+                q = ((wide | wide << 8 - bits) & 0x0101 * ((1 << bits) - 1)).view(torch.uint8)
         q = q[:, : len(self.inputs)].t()
         return q if self.order is None else q[self.order]
 
@@ -179,7 +242,8 @@ class PackedMatrix:
         first, last = self.inputs.start // group, -(-self.inputs.stop // group)
         stored = torch.arange(first, last) * group // (self.packing.group or self.inputs.stop)
         scale = self.parts["scales"][stored][:, self.rows].t()
-        eight_bits = self.packing.bits == 8
+        bits = self.packing.bits
+        eight_bits = bits == 8
         if not self.symmetric:
             if eight_bits:
                 return None
@@ -188,7 +252,7 @@ class PackedMatrix:
             return Grouped(Quantization(4, group), q.t().contiguous().to(torch.uint8), scale, least, self.order)
         scale = scale.contiguous() if scale.dtype == torch.float16 else scale.float()
         kind = Quantization(8, group) if eight_bits else Quantization(4, group, "int4")
-        q = (q - 128).to(torch.int8) if eight_bits else q.to(torch.uint8)
+        q = (q - 128).to(torch.int8) if eight_bits else q.to(torch.uint8) + (8 - (1 << bits - 1))
         return Grouped(kind, q.t().contiguous(), scale, None, self.order)
 
     def float8(self) -> None:

@@ -12,7 +12,7 @@ Which matrices are quantized is seen from their parts: the others are plain.
 | modelopt | `weight` e4m3 or bytes of two e2m1; `weight_scale`, perhaps times `weight_scale_2` (`model_optimizer.py`) |
 | bitsandbytes | `weight` of bytes, `weight.absmax`, `weight.quant_map`; or int8 with `SCB`, 127 times the scales |
 | mxfp4 (gpt-oss) | of experts: `_blocks` `[experts, out, in / 32, 16]` of bytes, `_scales` `[experts, out, in / 32]` |
-| gptq, awq | `qweight`, `qzeros`, `scales`, perhaps `g_idx` (`packed.py`) |
+| gptq, awq, auto-round | `qweight`, `qzeros`, `scales`, perhaps `g_idx` (`packed.py`) |
 
 Scales of activations are not looked at: activations are not rounded as these kernels of others do it.
 """
@@ -57,7 +57,7 @@ _BYTES = (torch.int8, torch.uint8)  # of two numbers each
 
 @dataclass(frozen=True, slots=True)
 class PackedScheme:
-    """GPTQ and AWQ."""
+    """GPTQ, AWQ and AutoRound."""
 
     packing: Packing
     parts: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
@@ -66,13 +66,16 @@ class PackedScheme:
         if "qweight" not in found:
             return {}
         rows, columns = shape
+        scales = found["scales"].shape if "scales" in found else ()
+        packing = self.packing.of(columns, found["qweight"].shape, scales)
         return {
             name: Part((its,), FLOATS if name == "scales" else (torch.int32,))
-            for name, its in self.packing.shapes(rows, columns, ordered="g_idx" in found).items()
+            for name, its in packing.shapes(rows, columns, ordered="g_idx" in found).items()
         }
 
     def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> StoredMatrix:
-        return self.packing.matrix(shape, parts)
+        packing = self.packing.of(shape[1], parts["qweight"].shape, parts["scales"].shape)
+        return packing.matrix(shape, parts)
 
 
 @dataclass(frozen=True, slots=True)

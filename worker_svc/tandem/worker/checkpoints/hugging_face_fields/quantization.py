@@ -17,10 +17,29 @@ MODEL_OPTIMIZER_FILE: Table = rules(USED, "quant_method quantization") | rules(N
 MODEL_OPTIMIZER_LAYER: Table = rules(USED, "quant_algo") | rules(NEUTRAL, "group_size") | _SMOOTHED
 MODEL_OPTIMIZER_GROUP: Table = rules(USED, "weights input_activations") | rules(NEUTRAL, "targets") | _SMOOTHED
 
+# How AutoRound found the numbers; it also writes the files of GPTQ and AWQ.
+AUTO_ROUND: Table = rules(
+    NEUTRAL,
+    "sym autoround_version provider model_free block_name_to_quantize to_quant_block_names quant_block_list amp",
+    "batch_size dataset enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input iters lr minmax_lr",
+    "gradient_accumulate_steps low_gpu_mem_usage low_cpu_mem_usage nsamples seqlen scale_dtype supported_types",
+    "lr_scheduler sampler modules_to_not_convert quant_lm_head desc_act true_sequential damp_percent",
+    "static_kv_granularity static_attention_granularity",
+)
+# Of AutoRound's, what is said of all matrices or of some: how numbers are stored, and how activations are not rounded.
+AUTO_ROUND_SCHEME: Table = {
+    "data_type": Only(("int",)),
+    "act_bits": Only((16, 32)),
+    **rules(NEUTRAL, "act_group_size act_sym act_data_type act_dynamic"),
+    **rules(Only(), "super_bits super_group_size rotation_config"),
+}
+
 # By `quant_method`. Neutral is how the numbers were found and which kernel another program multiplies them with; which
 # matrices are packed is seen from the tensors.
 QUANTIZATION: Mapping[str, Table] = {
-    "gptq": rules(USED, "quant_method bits group_size checkpoint_format format desc_act dynamic")
+    "gptq": AUTO_ROUND
+    | AUTO_ROUND_SCHEME
+    | rules(USED, "quant_method bits group_size checkpoint_format format desc_act dynamic")
     | rules(
         NEUTRAL,
         "sym damp_percent damp_auto_increment true_sequential static_groups mse dataset tokenizer batch_size",
@@ -60,7 +79,9 @@ QUANTIZATION: Mapping[str, Table] = {
         "llm_int8_enable_fp32_cpu_offload",
     )
     | {"bnb_4bit_quant_storage": Only(("uint8",))},
-    "awq": rules(USED, "quant_method bits group_size version dynamic")
+    "awq": AUTO_ROUND
+    | AUTO_ROUND_SCHEME
+    | rules(USED, "quant_method bits group_size version dynamic")
     | rules(
         NEUTRAL,
         "backend do_fuse fuse_max_seq_len modules_to_fuse modules_to_not_convert exllama_config",
@@ -69,7 +90,14 @@ QUANTIZATION: Mapping[str, Table] = {
     )
     | {"desc_act": Only((False,)), "pack_dtype": Only(("int32",)), "method": Only(("awq",))}
     | rules(Only(("gemm",)), "checkpoint_format format"),
+    "auto-round": rules(USED, "quant_method bits group_size packing_format backend extra_config")
+    | AUTO_ROUND
+    | AUTO_ROUND_SCHEME
+    | rules(Only(), "static_kv_dtype static_attention_dtype rotation_configs"),
 }
+
+# Of the matrices that GPTQModel's `dynamic` or AutoRound's `extra_config` name, what is said otherwise than of all.
+PACKED_LAYER: Table = rules(USED, "bits group_size") | {"sym": NEUTRAL} | AUTO_ROUND_SCHEME
 
 # Of compressed-tensors' groups of layers. How activations are rounded is not looked at; in which order groups were made
 # changes what is stored, not what it means, but for "group", whose index is refused.
