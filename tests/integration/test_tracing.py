@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from tandem.client import AsyncClient, NotFoundError
+from tandem.common import tracing
 from tests.integration.worker_process import service_process, threaded_worker
 
 
@@ -157,6 +159,19 @@ def exemplars(address_file: Path) -> dict[str, set[str]]:
             if sample.exemplar is not None:
                 found.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
     return found
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_a_stop_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(tracing, "_EXPORT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracing.start_tracing("tandem-probe", f"http://127.0.0.1:{silent.getsockname()[1]}", 1.0)
+        span = tracing.begin_request("tandem.Probe/Ask", "")
+        assert span is not None
+        span.end_call("/tandem.Probe/Ask", "OK", 0.001, {})
+        tracing.stop_tracing()
+        assert "does not answer: the last spans are not exported" in caplog.text
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported():

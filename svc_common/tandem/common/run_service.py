@@ -29,7 +29,7 @@ __all__ = ["Lifecycle", "RunningService", "Server", "Service", "run_in_loop", "r
 
 logger = logging.getLogger("tandem.common.run_service")
 
-_TEARDOWN_SECONDS = 5.0  # for tasks and threads that nobody waited for
+_TEARDOWN_SECONDS = 5.0  # for the last spans, and for tasks and threads that nobody waited for
 _ORPHAN_GRACE = 2.0  # seconds for running requests when our parent is gone
 
 
@@ -83,12 +83,14 @@ def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) 
     with asyncio.Runner() as runner:
         try:
             exit_code = runner.run(_run(make, settings, name))
-        finally:
+        except BaseException:
             stop_tracing()
+            raise
         # Closing the runner waits for every task and thread that is left; one that never ends must not keep us here.
         last_resort = threading.Timer(_TEARDOWN_SECONDS, _leave_anyway, (exit_code,))
         last_resort.daemon = True
         last_resort.start()
+        stop_tracing()
     last_resort.cancel()
     return exit_code
 

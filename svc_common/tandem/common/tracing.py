@@ -8,6 +8,8 @@ OpenTelemetry is imported.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
+logger = logging.getLogger("tandem.common.tracing")
+
+_EXPORT_SECONDS = 2.0  # for the last spans; the exporter itself goes on for 10 s, twice where it was sending others
 _PHASES = ("queue", "prefill", "decode")
 _NAMES = {  # of the facts, in OpenTelemetry's conventions
     "model": "gen_ai.request.model",
@@ -91,8 +96,11 @@ class RequestTraces:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider: TracerProvider = TracerProvider(
-            resource=Resource.create({"service.name": service}), sampler=ParentBased(TraceIdRatioBased(share))
+            resource=Resource.create({"service.name": service}),
+            sampler=ParentBased(TraceIdRatioBased(share)),
+            shutdown_on_exit=False,  # it would wait for a collector that does not answer; `close` has done it
         )
+        self._endpoint = endpoint
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https:"))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tandem")
@@ -120,8 +128,12 @@ class RequestTraces:
                 child.end(at)
 
     def close(self) -> None:
-        """Exports what is left."""
-        self._provider.shutdown()
+        """Exports what is left, unless the collector does not answer in time."""
+        closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        closing.start()
+        closing.join(_EXPORT_SECONDS)
+        if closing.is_alive():
+            logger.warning("%s does not answer: the last spans are not exported", self._endpoint)
 
 
 _traces: RequestTraces | None = None
