@@ -50,6 +50,31 @@ def test_a_limit_of_a_group_around_ours_counts_too(
     assert (machine.memory(), machine.free_memory()) == (1_000_000, 100_000)
 
 
+def test_groups_of_version_1_count_as_those_of_version_2(
+    group: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = tmp_path_factory.mktemp("proc")
+    monkeypatch.setattr(machine, "_PROC", proc)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (proc / "self").mkdir()
+    (proc / "self" / "cgroup").write_text("4:memory:/docker/a\n2:cpu,cpuacct:/docker/a\n1:name=systemd:/x\n0::/y\n")
+    for controller in ("cpu", "memory"):
+        (group / controller).mkdir()
+    (group / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    (group / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    (group / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (group / "memory" / "memory.usage_in_bytes").write_text("5000000\n")
+    assert (machine.available_cores(), machine.memory()) == (8, psutil.virtual_memory().total)
+    # In a container its own groups are at the top.
+    (group / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
+    (group / "memory" / "memory.limit_in_bytes").write_text("6000000\n")
+    assert (machine.available_cores(), machine.memory(), machine.free_memory()) == (2, 6_000_000, 1_000_000)
+    (group / "memory" / "docker" / "a").mkdir(parents=True)
+    (group / "memory" / "docker" / "a" / "memory.limit_in_bytes").write_text("300000\n")
+    (group / "memory" / "docker" / "a" / "memory.usage_in_bytes").write_text("100000\n")
+    assert (machine.memory(), machine.free_memory()) == (300_000, 200_000)
+
+
 def test_memory_is_what_the_control_group_allows(group: Path) -> None:
     assert machine.memory() == psutil.virtual_memory().total
     (group / "memory.max").write_text("1000000\n")

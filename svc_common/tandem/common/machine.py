@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_GROUP = Path("/sys/fs/cgroup")  # of version 2; without it nothing limits us
+_GROUP = Path("/sys/fs/cgroup")  # of version 2, or with a folder for each controller of version 1
 _PROC = Path("/proc")
 
 
 def available_cores() -> int:
     """Returns how many cores this process may use, at least one: by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for quota, _, period in (_read(group / "cpu.max").partition(" ") for group in _groups()):
+    for quota, period in _quotas():
         if quota.isdecimal() and period.isdecimal():
             cores = min(cores, max(1, int(quota) // int(period)))
     return cores
@@ -23,7 +23,7 @@ def available_cores() -> int:
 
 def memory() -> int:
     """Returns the bytes of memory that this process could have if it were alone."""
-    limits = (_read(group / "memory.max") for group in _groups())
+    limits = (limit for limit, _ in _memories())
     return min(_pages("SC_PHYS_PAGES"), *(int(limit) for limit in limits if limit.isdecimal()), sys.maxsize)
 
 
@@ -60,20 +60,38 @@ def processor_fact(*names: str) -> str:
 
 def _group_room() -> int:
     """Returns the bytes between our control group's use and its limit, and so for those that it is in."""
-    found = ((_read(group / "memory.max"), _read(group / "memory.current")) for group in _groups())
-    rooms = (int(most) - int(now) for most, now in found if most.isdecimal() and now.isdecimal())
+    rooms = (int(most) - int(now) for most, now in _memories() if most.isdecimal() and now.isdecimal())
     return max(0, min(rooms, default=sys.maxsize))
 
 
-def _groups() -> Iterator[Path]:
-    """Our control group, and all that it is in: each may have a limit. In a container ours is all that we see."""
-    lines = _read(_PROC / "self/cgroup").splitlines()
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    group = _GROUP / own.strip("/")
-    while group != _GROUP and _GROUP in group.parents:
+def _quotas() -> Iterator[tuple[str, str]]:
+    """The processor's time that our groups have in a period of time, and that period; no numbers without a limit."""
+    for group in _groups():
+        quota, _, period = _read(group / "cpu.max").partition(" ")
+        yield quota, period
+    for group in _groups("cpu"):
+        yield _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+
+
+def _memories() -> Iterator[tuple[str, str]]:
+    """The memory that our groups may have, and what they have; no numbers without a limit."""
+    for group in _groups():
+        yield _read(group / "memory.max"), _read(group / "memory.current")
+    for group in _groups("memory"):
+        yield _read(group / "memory.limit_in_bytes"), _read(group / "memory.usage_in_bytes")
+
+
+def _groups(controller: str = "") -> Iterator[Path]:
+    """Our control group of version 2, or that of version 1 with this controller, and all that it is in: each may have a
+    limit. In a container ours is all that we see."""
+    lines = (line.split(":", 2) for line in _read(_PROC / "self/cgroup").splitlines())
+    own = next((line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/")
+    root = _GROUP / controller
+    group = root / own.strip("/")
+    while group != root and root in group.parents:
         yield group
         group = group.parent
-    yield _GROUP
+    yield root
 
 
 def _pages(name: str) -> int:
