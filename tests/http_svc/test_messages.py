@@ -88,6 +88,27 @@ async def test_blocks_become_the_messages_that_templates_know(stack: Stack, clau
     assert claude.messages.count_tokens(**asked, tool_choice={"type": "none"}).input_tokens < expected
 
 
+def test_what_claude_code_sends_is_taken(claude: anthropic.Anthropic) -> None:
+    """Claude Code 2.1: thoughts that are all kept, and a system message in the middle."""
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    messages: list[Any] = [*MESSAGES, {"role": "system", "content": "Speak."}]
+    asked: dict[str, Any] = {"model": "demo", "messages": messages, "extra_body": {"context_management": edits},
+                             "system": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}],
+                             "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}  # fmt: skip
+    counted = claude.messages.count_tokens(**asked).input_tokens
+    with claude.messages.stream(**asked, max_tokens=2, metadata={"user_id": "u"}) as stream:
+        usage = stream.get_final_message().usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
+
+
+def test_an_empty_system_prompt_is_none(claude: anthropic.Anthropic) -> None:
+    counted = [
+        claude.messages.count_tokens(model="demo", messages=MESSAGES, system=system).input_tokens
+        for system in (anthropic.NOT_GIVEN, "", [], "S")
+    ]
+    assert counted[0] == counted[1] == counted[2] < counted[3]
+
+
 async def test_an_answer_continues_what_the_assistant_has_begun(stack: Stack, claude: anthropic.Anthropic) -> None:
     begun: list[Any] = [{"role": "assistant", "content": "O, she doth"}]
     async with stack.client() as sdk:
@@ -127,6 +148,7 @@ def test_an_answer_may_be_held_to_a_schema(claude: anthropic.Anthropic) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "loud"}}, "thinking"),
         ({"container": "c"}, "container"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(claude: anthropic.Anthropic, changed: dict[str, Any], words: str) -> None:

@@ -202,7 +202,7 @@ def test_a_tool_that_is_named_is_called_once(client: openai.OpenAI, claude: anth
 def test_strict_tools_are_held_to_their_schemas_in_a_free_answer(client: openai.OpenAI) -> None:
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in CHAT_TOOLS]
     begins = {"guided": {"regex": "(?s).*"}}
-    free = client.chat.completions.create(**{**ASKED, "tools": strict, "max_tokens": 8})
+    free = client.chat.completions.create(**{**ASKED, "tools": strict, "max_tokens": 8, "seed": 1})
     assert free.choices[0].finish_reason == "length" and free.choices[0].message.content
     with pytest.raises(openai.BadRequestError, match="guided"):
         client.chat.completions.create(**ASKED, tool_choice="required", extra_body=begins)
@@ -230,6 +230,25 @@ def test_responses_and_messages_call_what_they_must(client: openai.OpenAI, claud
         said = claude.messages.create(model="demo", max_tokens=250, messages=MESSAGES, tools=blocks, tool_choice=choice)
         check_calls([(each.name, json.dumps(each.input)) for each in said.content if each.type == "tool_use"], names)
         assert said.stop_reason in ("tool_use", "max_tokens")
+
+
+def test_a_call_that_has_to_be_made_needs_no_format(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    """As instructor asks for it in its mode for responses; what forms the text of an answer without one is nothing."""
+    form = {"type": "json_schema", "name": "n", "schema": CITY}
+    answer = client.responses.create(
+        model="demo", input="O?", max_output_tokens=250, text={"format": form},  # type: ignore[arg-type]
+        tools=[{"type": "function", "name": "stop", "parameters": EMPTY, "strict": None}],
+        tool_choice={"type": "function", "name": "stop"},
+    )  # fmt: skip
+    assert [item.type for item in answer.output] == ["function_call"]
+    asked: dict[str, Any] = {**ASKED, "tools": CHAT_TOOLS, "parallel_tool_calls": False, "tool_choice": "required"}
+    told = client.chat.completions.create(**asked, response_format={"type": "json_object"}).choices[0].message
+    check_calls([(call.function.name, call.function.arguments) for call in told.tool_calls or []], set(FUNCTIONS))
+    said = claude.messages.create(
+        model="demo", max_tokens=250, messages=MESSAGES, tools=[{"name": "stop", "input_schema": EMPTY}],
+        tool_choice={"type": "tool", "name": "stop"}, output_config={"format": {"type": "json_schema", "schema": CITY}},
+    )  # fmt: skip
+    assert [block.type for block in said.content] == ["tool_use"]
 
 
 def test_a_terminal_chat_shows_calls_and_takes_what_they_gave(stack: Stack, tmp_path: Path) -> None:

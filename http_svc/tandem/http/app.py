@@ -105,5 +105,6 @@ async def _as_ours(request: Request, error: Exception) -> Response:
     """Of the router itself: an unknown path, or a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        raise ApiError(405, "this path has another method", code="method_not_allowed")
+        allowed = (error.headers or {}).get("Allow", "")
+        raise ApiError(405, f"this path is for {allowed}", code="method_not_allowed", allow=allowed)
     raise ApiError(error.status_code, "there is nothing at this path", code="unknown_url")

@@ -172,6 +172,9 @@ class Border:
         # Pages of other origins may send other types without asking; for JSON a browser asks first.
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "the content-type must be application/json", code="unsupported_media_type")
+        if (encoding := headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+            what = f"the content-encoding must be identity, not {encoding[:40]!r}: a body is not unpacked here"
+            raise ApiError(415, what, code="unsupported_media_type")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()

@@ -37,7 +37,7 @@ from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, GenerationFields, Json, check_size, decoder, is_given, object_of, text_of
 from tandem.http.logprobs import ChatLogprobs, chat_logprobs
 from tandem.http.sse import HOLE, Events, EventStream, Relay, Told, cut, event, filled
-from tandem.http.tool_choice import called_options, thinking_arguments
+from tandem.http.tool_choice import called_options, is_forced, thinking_arguments
 from tandem.http.upstream import Upstream
 
 # --- the request
@@ -243,7 +243,10 @@ class ChatFields(GenerationFields, kw_only=True):
                 raise wrong("guided", "cannot be beside response_format")
             found["guided"] = guide
             call.names["guided"] = "response_format"
-        found |= cast(GenerateOptions, called_options(call, self.tool_choice, self.parallel_tool_calls))
+        called = called_options(call, self.tool_choice, self.parallel_tool_calls)
+        if guide is not None and is_forced(called["tool_choice"]):
+            del found["guided"]
+        found |= cast(GenerateOptions, called)
         return found
 
     def _format(self) -> Guide | None:

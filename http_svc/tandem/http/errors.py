@@ -85,6 +85,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        allow: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -93,6 +94,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.allow = allow  # methods
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Those that an answer with this error has besides."""
@@ -101,6 +103,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if self.allow:
+            headers.append((b"allow", self.allow.encode()))
         return headers
 
 

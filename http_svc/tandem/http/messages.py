@@ -34,7 +34,7 @@ from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoder, is_given, object_of, text_of
 from tandem.http.sse import Events, EventStream, Relay, named_event
-from tandem.http.tool_choice import AnthropicChoice, thinking_arguments
+from tandem.http.tool_choice import AnthropicChoice, is_forced, thinking_arguments
 from tandem.http.upstream import Upstream
 
 # --- the request
@@ -152,6 +152,16 @@ class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
     effort: str | None = None  # the variable reasoning_effort of the template
 
 
+class EditFields(msgspec.Struct):
+    type: str
+
+
+class ContextFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to be left out of a long conversation: thoughts, of which the template knows which it shows."""
+
+    edits: list[EditFields] | None = None
+
+
 class PromptFields(OwnFields, kw_only=True):
     """What makes a prompt; all that counting takes."""
 
@@ -164,6 +174,7 @@ class PromptFields(OwnFields, kw_only=True):
     output_config: OutputFields | None = None
     chat_template_kwargs: Json = ABSENT
     cache_control: Json = ABSENT  # ignored
+    context_management: ContextFields | None = None
 
     def conversation(self) -> Conversation:
         """As the SDK has it. Raises ApiError."""
@@ -172,6 +183,10 @@ class PromptFields(OwnFields, kw_only=True):
         check_count(len(self.messages), "messages")
         if self.thinking is not None and self.thinking.type not in ("enabled", "adaptive", "disabled"):
             raise wrong("thinking.type", "must be 'enabled', 'adaptive' or 'disabled'")
+        for index, edit in enumerate(self.context_management.edits or () if self.context_management else ()):
+            if edit.type != "clear_thinking_20251015":
+                place = f"context_management.edits[{index}].type"
+                raise wrong(place, "must be 'clear_thinking_20251015'", "not_served")
         hidden = self.tool_choice is not None and self.tool_choice.type == "none"
         tools = self.tools if self.tools and not hidden else []
         check_size([*(tool.input_schema for tool in tools), self.chat_template_kwargs], "tools")
@@ -180,7 +195,8 @@ class PromptFields(OwnFields, kw_only=True):
             arguments = {**thinking_arguments(self.output_config.effort), **arguments}
         if self.thinking is not None and self.thinking.type != "adaptive":
             arguments = {"enable_thinking": self.thinking.type == "enabled", **arguments}
-        system = [] if self.system is None else [ChatMessage("system", _text(self.system, "system"))]
+        # An empty one is none: templates that have a system prompt of their own show that.
+        system = [ChatMessage("system", said)] if (said := _text(self.system or "", "system")) else []
         given = [each.messages(f"messages[{index}]") for index, each in enumerate(self.messages)]
         begun = self.messages[-1].role == "assistant"
         if begun and given[-1][-1].tool_calls:
@@ -203,7 +219,6 @@ class MessagesFields(PromptFields, kw_only=True):
     service_tier: Json = ABSENT
     user_profile_id: Json = ABSENT
     container: None = None
-    context_management: None = None
     diagnostics: None = None
     inference_geo: None = None
     mcp_servers: None = None
@@ -227,6 +242,8 @@ class MessagesFields(PromptFields, kw_only=True):
         call.names.setdefault("guided", "tools")
         if self.tool_choice is not None:
             found["tool_choice"] = self.tool_choice.choice()
+            if chosen is not None and is_forced(found["tool_choice"]):
+                del found["guided"]
             found["parallel_tool_calls"] = self.tool_choice.is_parallel
         return cast(GenerateOptions, found)
 

@@ -36,7 +36,7 @@ from tandem.http.errors import ApiError, from_decoding, wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoder, is_given, object_of
 from tandem.http.fields import text_of as json_of
 from tandem.http.sse import Events, EventStream, Relay, named_event
-from tandem.http.tool_choice import called_options, thinking_arguments
+from tandem.http.tool_choice import called_options, is_forced, thinking_arguments
 from tandem.http.upstream import Upstream
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class ResponseFields(OwnFields, kw_only=True):
         check_size([*(self.tools or ()), self.chat_template_kwargs], "tools")
         effort = None if self.reasoning is None else self.reasoning.effort
         arguments = {**thinking_arguments(effort), **object_of(self.chat_template_kwargs, "chat_template_kwargs")}
-        first = [] if self.instructions is None else [ChatMessage("system", self.instructions)]
+        first = [ChatMessage("system", self.instructions)] if self.instructions else []
         if first:
             call.names["messages[0].content"] = "instructions"
         return conversation_of(
@@ -262,7 +262,10 @@ class ResponseFields(OwnFields, kw_only=True):
                 found["guided"] = JsonSchema(json_of(chosen.schema))
             else:
                 raise wrong("text.format", "must be text, json_object, or json_schema with a schema")
-        found |= called_options(call, self.tool_choice, self.parallel_tool_calls)
+        called = called_options(call, self.tool_choice, self.parallel_tool_calls)
+        if chosen is not None and is_forced(called["tool_choice"]) and self.guided is None:
+            found.pop("guided", None)
+        found |= called
         return cast(GenerateOptions, found)
 
 

@@ -49,6 +49,11 @@ def called_options(call: Call, choice: Json, parallel: bool | None) -> dict[str,
     return {"tool_choice": chosen, **({} if parallel is None else {"parallel_tool_calls": parallel})}
 
 
+def is_forced(choice: ToolChoice) -> bool:
+    """Whether an answer is calls alone: the format that was asked for is one of what else it says, which is nothing."""
+    return choice not in ("auto", "none")
+
+
 def _name(tool: Any, place: str) -> str:
     inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
