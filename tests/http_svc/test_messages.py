@@ -101,6 +101,14 @@ def test_what_claude_code_sends_is_taken(claude: anthropic.Anthropic) -> None:
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
 
 
+def test_what_is_another_in_each_request_of_claude_code_is_no_part_of_the_prompt(claude: anthropic.Anthropic) -> None:
+    system: list[Any] = [{"type": "text", "text": "S"}]
+    marked = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"}, *system]
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES}
+    plain = claude.messages.count_tokens(**asked, system=system)
+    assert claude.messages.count_tokens(**asked, system=marked) == plain
+
+
 def test_an_empty_system_prompt_is_none(claude: anthropic.Anthropic) -> None:
     counted = [
         claude.messages.count_tokens(model="demo", messages=MESSAGES, system=system).input_tokens

@@ -107,6 +107,14 @@ def _text(content: str | list[Block], place: str) -> str:
     return "\n".join(block.text or "" for block in content)
 
 
+def _system(content: str | list[Block]) -> str:
+    """Without what Claude Code writes there for an account: it is another in every request, and nothing behind it would
+    be found cached."""
+    if not isinstance(content, str):
+        content = [block for block in content if not (block.text or "").startswith("x-anthropic-billing-header:")]
+    return _text(content, "system")
+
+
 class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
     """A tool of the caller's; tools that a server runs are not served."""
 
@@ -196,7 +204,7 @@ class PromptFields(OwnFields, kw_only=True):
         if self.thinking is not None and self.thinking.type != "adaptive":
             arguments = {"enable_thinking": self.thinking.type == "enabled", **arguments}
         # An empty one is none: templates that have a system prompt of their own show that.
-        system = [ChatMessage("system", said)] if (said := _text(self.system or "", "system")) else []
+        system = [ChatMessage("system", said)] if (said := _system(self.system or "")) else []
         given = [each.messages(f"messages[{index}]") for index, each in enumerate(self.messages)]
         begun = self.messages[-1].role == "assistant"
         if begun and given[-1][-1].tool_calls:
