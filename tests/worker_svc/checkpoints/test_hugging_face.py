@@ -9,12 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import RepetitionPenaltyLogitsProcessor
 
+from tandem.inference.v1 import inference_pb2 as pb
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.model_parts.rope import RopeScaling
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampler import Rows, SamplingTable
+from tandem.worker.engine.sampler.penalties import penalize
+from tandem.worker.front.sampling_rules import to_sampling
 from tests.worker_svc.model.llama_folders import random_llama
 
 WEIGHTS = "model.safetensors"
@@ -149,6 +156,20 @@ def test_generation_config_gives_special_ids_and_sampling_defaults(folder: Path)
     assert checkpoint.sampling_defaults == {"temperature": 0.6, "top_p": 0.9, "top_k": 40}
     edit(folder / "generation_config.json", do_sample=False)
     assert open_checkpoint(folder).sampling_defaults == {}
+
+
+@pytest.mark.parametrize("penalty", [1.05, 1])
+def test_a_repetition_penalty_looks_at_the_whole_context_as_in_transformers(folder: Path, penalty: float) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty, "top_k": 4}))
+    defaults = open_checkpoint(folder).sampling_defaults
+    sampling = to_sampling(pb.SamplingParams(temperature=0), defaults, 128, 1)
+    prompt = np.random.default_rng(1).integers(0, 300, 100)  # longer than our own window
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
+    request = Request.make(0, prompt, sampling, Stopping(max_tokens=1))
+    ours = logits.clone()
+    penalize(ours, Rows([request], np.array([100])), SamplingTable(1).gather([request]))
+    theirs = RepetitionPenaltyLogitsProcessor(float(penalty))(torch.from_numpy(prompt)[None], logits.clone())
+    assert torch.equal(ours, theirs)
 
 
 def test_penalties_that_are_none_change_nothing(folder: Path) -> None:

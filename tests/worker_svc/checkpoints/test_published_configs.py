@@ -29,7 +29,7 @@ ALL_CONFIGS = CONFIGS | {name: values for name, (values, _) in PUBLISHED_WRAPPER
 # By these names, or, of the first GLM-4.1V, where its fields stand.
 UNKNOWN_TO_TRANSFORMERS = {
     *("Kimi-K2-Instruct", "MiniMax-Text-01", "Phi-4-multimodal-instruct", "InternVL3_5-8B"),
-    *("Nemotron-3-Nano-Omni-30B-A3B-Reasoning", "GLM-4.1V-9B-Thinking, as first published"),
+    *("Nemotron-3-Nano-Omni-30B-A3B-Reasoning", "GLM-4.1V-9B-Thinking, as first published", "MiMo-7B-RL"),
 }
 
 

@@ -167,6 +167,18 @@ def test_the_layer_of_a_hunyuan_3_that_drafts_is_left_out_and_not_read(tmp_path:
         open_head(tmp_path)
 
 
+def test_mimo_is_qwen2_beside_a_layer_that_drafts(tmp_path: Path) -> None:
+    kind, changes = MODELS["qwen2"]
+    theirs = saved(kind, tmp_path, **changes)
+    tensors = load_file(tmp_path / "model.safetensors")
+    drafting = {f"model.mtp_layers.0.{name}.weight": torch.ones(3) for name in ("input_proj", "self_attn.q_proj")}
+    save_file(tensors | drafting, tmp_path / "model.safetensors", {"format": "pt"})
+    file = tmp_path / "config.json"
+    said = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
+    file.write_text(json.dumps(json.loads(file.read_text()) | said | {"attention_bias": True}))
+    assert_logits_agree(loaded(tmp_path), theirs, WINDOW)
+
+
 def test_older_gguf_files_of_glm_have_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
     theirs = saved("Glm", tmp_path, **MODELS["glm"][1])
     apart = dict(named_tensors(theirs))

@@ -40,6 +40,26 @@ DENSE: dict[str, tuple[dict[str, Any], float]] = {
         ),
         7.62,
     ),
+    "MiMo-7B-RL": (
+        described(
+            "MiMo",
+            "mimo",
+            **sizes(151680, 4096, 11008, 36, 32, 8, 32768) | {"bos_token_id": 151643, "eos_token_id": 151645},
+            attention_bias=True,
+            head_dim=128,
+            max_window_layers=36,
+            num_nextn_predict_layers=1,
+            pad_token_id=151643,
+            rms_norm_eps=1e-5,
+            rope_scaling=None,
+            rope_theta=640000,
+            sliding_window=None,
+            tie_word_embeddings=False,
+            use_mrope=False,
+            use_sliding_window=False,
+        ),
+        7.63,
+    ),
     "Qwen3-8B": (
         described(
             "Qwen3",

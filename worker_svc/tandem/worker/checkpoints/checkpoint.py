@@ -91,7 +91,8 @@ class Checkpoint(Protocol):
 
     @property
     def sampling_defaults(self) -> Mapping[str, float | int]:
-        """Returns the model's own temperature, top_k, top_p, min_p and repetition_penalty, those that it states."""
+        """Returns the model's own temperature, top_k, top_p, min_p and repetition_penalty, those that it states, and
+        the repetition_window where the format means another one than ours."""
 
     @property
     def total_bytes(self) -> int:

@@ -48,7 +48,7 @@ from tandem.worker.checkpoints.model_config import ModelConfig, Table
 from tandem.worker.checkpoints.model_optimizer import ModelOptimizerScheme
 from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
 from tandem.worker.checkpoints.row_order import heads_order, index_order, latents_order
-from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
+from tandem.worker.checkpoints.sampling_defaults import WHOLE_CONTEXT, sampling_defaults
 from tandem.worker.checkpoints.scheme_parts import Part, Scheme
 from tandem.worker.checkpoints.schemes import of_experts, scheme_of
 from tandem.worker.checkpoints.tensor_files import open_files, read_tensor
@@ -163,6 +163,8 @@ class HuggingFaceCheckpoint:
         self.bos_id = next(iter(self._special_ids("bos_token_id", generation, config)), None)
         samples = generation.boolean("do_sample", True)
         self.sampling_defaults = sampling_defaults(generation) if samples else {}
+        if self.sampling_defaults.get("repetition_penalty", 1) != 1:  # which looks at all tokens in transformers
+            self.sampling_defaults["repetition_window"] = WHOLE_CONTEXT
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Implements `Checkpoint.tensors`."""

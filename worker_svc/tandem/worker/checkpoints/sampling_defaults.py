@@ -11,6 +11,7 @@ from tandem.worker.checkpoints.fields import Fields
 _LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)  # those of a request
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 _INTEGERS = ("top_k",)
+WHOLE_CONTEXT = 0xFFFF_FFFF  # a window that is cut to the context
 
 
 def sampling_defaults(fields: Fields, keys: Mapping[str, str] | None = None) -> dict[str, float | int]:

@@ -51,7 +51,18 @@ LLAMAS = (
     Architecture("llama", "LlamaForCausalLM", attention_bias=False, mlp_bias=True),
     Architecture("mistral", "MistralForCausalLM", sliding_window=4096),
     Architecture("ministral", "MinistralForCausalLM", sliding_window=4096, window_by_layer=True),
-    Architecture("qwen2", "Qwen2ForCausalLM", special_ids={}, qkv_bias=True, **QWEN_WINDOW, window_by_layer=True),
+    Architecture(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        special_ids={},
+        qkv_bias=True,
+        **QWEN_WINDOW,
+        window_by_layer=True,
+        # MiMo's is this one with a head that drafts.
+        also_named=("mimo",),
+        also_spelled=("MiMoForCausalLM",),
+        unread=("model.mtp_layers.",),
+    ),
     Architecture(
         "qwen3",
         "Qwen3ForCausalLM",

@@ -13,7 +13,8 @@ LLAMAS: Mapping[str, Table] = {
     | {"sliding_window": Only(), "use_sliding_window": Only((False,))},
     "mistral": DENSE | rules(USED, "sliding_window"),
     "ministral": DENSE | rules(USED, "sliding_window"),
-    "qwen2": DENSE | QWEN_WINDOWS,
+    # q, k and v have biases whatever the file says; the layers that draft are not read
+    "qwen2": DENSE | QWEN_WINDOWS | rules(NEUTRAL, "attention_bias num_nextn_predict_layers"),
     "qwen3": DENSE | rules(USED, "attention_bias") | QWEN_WINDOWS,
     "phi3": DENSE
     | rules(USED, "sliding_window")
