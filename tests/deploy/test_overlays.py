@@ -251,3 +251,16 @@ def test_the_operator_scrapes_whatever_has_metrics(build: Callable[..., Built]) 
         ]
         ports = [port["name"] for port in pod["spec"]["containers"][0]["ports"]]
         assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= set(ports)
+
+
+def test_pods_with_metrics_have_the_label_by_which_they_are_scraped_without_the_operator(
+    build: Callable[..., Built], repository: Path
+) -> None:
+    assert "scrape the pods with the label\n  `app.kubernetes.io/part-of=tandem`" in (
+        repository / "docs" / "deployment.md"
+    ).read_text("utf-8")
+    pods = [
+        each["spec"]["template"] for (kind, _), each in build("base", "http", "gateway").items() if kind == "Deployment"
+    ]
+    assert len(pods) == 4
+    assert {pod["metadata"]["labels"].get("app.kubernetes.io/part-of") for pod in pods} == {"tandem"}
