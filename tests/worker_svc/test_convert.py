@@ -236,6 +236,14 @@ def test_an_older_gguf_file_becomes_a_newer_one(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, expected[tensor_name]) for tensor_name, tensor in tensors_of(path).items())
 
 
+def test_a_converted_folder_recommends_what_its_source_does(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    random_llama().save_pretrained(source)
+    (source / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.05, "temperature": 0.7}))
+    target = converted(source, tmp_path / "target", "hugging-face")
+    assert open_checkpoint(target).sampling_defaults == open_checkpoint(source).sampling_defaults
+
+
 def test_what_a_gguf_file_leaves_out_is_noted(tmp_path: Path) -> None:
     saved("NemotronH", tmp_path / "source", **MODELS["nemotron h"][1] | {"time_step_min": 0.01})
     said = convert(tmp_path / "source", tmp_path / "target.gguf", "gguf", "auto", silent)

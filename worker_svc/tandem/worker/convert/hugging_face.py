@@ -30,8 +30,9 @@ def write_hugging_face(source: Source, folder: Path) -> None:
     name = str(source.dtype).removeprefix("torch.")
     described |= {"torch_dtype": name, "bos_token_id": checkpoint.bos_id, "eos_token_id": _ids(checkpoint.eos_ids)}
     generation: dict[str, Any] = {"bos_token_id": checkpoint.bos_id, "eos_token_id": _ids(checkpoint.eos_ids)}
-    if checkpoint.sampling_defaults:
-        generation |= {"do_sample": True, **checkpoint.sampling_defaults}
+    if defaults := {**checkpoint.sampling_defaults}:
+        defaults.pop("repetition_window", None)  # the format has one alone
+        generation |= {"do_sample": True, **defaults}
     write_text(folder / "config.json", json.dumps(described, indent=2) + "\n")
     write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
     _write_tensors(source, folder)
