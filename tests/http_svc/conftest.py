@@ -23,8 +23,10 @@ import pytest
 from tandem.client import AsyncClient
 from tests.integration.worker_process import Worker
 
-# Says whatever a template may be given.
-TEMPLATE = """{# Calls are in <tool_call>. #}{{ bos_token }}{% for message in messages %}{{ message.role | upper }}:
+# Says whatever a template may be given, but a system message that is "No.".
+TEMPLATE = """{# Calls are in <tool_call>. #}{{ bos_token }}{% for message in messages -%}
+{% if message.role == "system" and message.content == "No." %}{{ raise_exception("Not so.") }}{% endif -%}
+{{ message.role | upper }}:
 {{ message.content }}
 {% for call in message.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}
 {% endfor %}

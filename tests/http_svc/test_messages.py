@@ -117,6 +117,20 @@ def test_an_empty_system_prompt_is_none(claude: anthropic.Anthropic) -> None:
     assert counted[0] == counted[1] == counted[2] < counted[3]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_later_system_message_that_a_template_refuses_is_told_in_anthropic_s_words(
+    claude: anthropic.Anthropic, stream: bool
+) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": [*MESSAGES, {"role": "system", "content": "No."}]}
+    words = "Not so.; perhaps role 'system' is not supported on this model"
+    with pytest.raises(anthropic.BadRequestError, match=words):
+        claude.messages.create(**asked, max_tokens=1, stream=stream)
+    with pytest.raises(anthropic.BadRequestError, match=words):
+        claude.messages.count_tokens(**asked)
+    with pytest.raises(anthropic.BadRequestError, match="Not so.'"):
+        claude.messages.create(model="demo", max_tokens=1, messages=MESSAGES, system="No.", stream=stream)
+
+
 async def test_an_answer_continues_what_the_assistant_has_begun(stack: Stack, claude: anthropic.Anthropic) -> None:
     begun: list[Any] = [{"role": "assistant", "content": "O, she doth"}]
     async with stack.client() as sdk:

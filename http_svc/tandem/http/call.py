@@ -34,6 +34,7 @@ class Call:
     model: str = ""
     stream: bool = False
     usage: Usage | None = None
+    doubt: str = ""  # what the caller is told besides where the template refuses its messages
     names: dict[str, str] = field(default_factory=dict)  # parameters that the caller calls otherwise
     running: RunningRpc | None = None
     span: RequestSpan | None = None
@@ -77,6 +78,8 @@ async def body_of(request: Request) -> bytes:
 def told_of(error: TandemError, call: Call) -> ApiError:
     """What the caller hears of an error of the SDK; what it does not hear is in the log."""
     told = from_tandem(error, call.request_id, call.names)
+    if call.doubt and told.status == 400 and "TemplateError" in told.message:
+        told.message += f"; {call.doubt}"
     if told.status == 500:
         logger.error("request failed: %s", error)
     return told

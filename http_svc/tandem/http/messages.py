@@ -328,6 +328,7 @@ class Messages:
         call, fields = call_of(request), read_count(await body_of(request))
         conversation = fields.conversation()
         call.names["prompt"] = "messages"
+        call.doubt = _doubt(fields.messages)
         await self._upstream.check_model(fields.model, call)
         client, tokenizer = self._upstream.client, self._upstream.tokenizer
         encoding = await client.encode_chat(conversation, tokenizer=tokenizer, **call.options)
@@ -340,6 +341,7 @@ class Messages:
         options = fields.generation(call)
         conversation = fields.conversation()
         call.names["prompt"] = "messages"
+        call.doubt = _doubt(fields.messages)
         await self._upstream.check_model(fields.model, call)
         budget = None if fields.thinking is None else fields.thinking.budget_tokens
         if budget is not None and await self._upstream.bounds_reasoning(with_tools=bool(conversation.tools)):
@@ -354,6 +356,12 @@ class Messages:
         call.usage = result.usage
         message = answer.message(_blocks(result.outputs[0]), _usage(result.usage), *_stopped(result.outputs[0]))
         return Response(msgspec.json.encode(message), media_type="application/json")
+
+
+def _doubt(messages: Sequence[MessageFields]) -> str:
+    """In Anthropic's words, by which clients know that they have to say it otherwise: Claude Code adds a system message
+    behind the user's first, which many templates refuse."""
+    return "perhaps role 'system' is not supported on this model" if any(m.role == "system" for m in messages) else ""
 
 
 class _Answer:
