@@ -127,7 +127,7 @@ def test_a_later_system_message_that_a_template_refuses_is_told_in_anthropic_s_w
         claude.messages.create(**asked, max_tokens=1, stream=stream)
     with pytest.raises(anthropic.BadRequestError, match=words):
         claude.messages.count_tokens(**asked)
-    with pytest.raises(anthropic.BadRequestError, match="Not so.'"):
+    with pytest.raises(anthropic.BadRequestError, match=r"Not so\.'"):
         claude.messages.create(model="demo", max_tokens=1, messages=MESSAGES, system="No.", stream=stream)
 
 
