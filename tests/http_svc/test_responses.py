@@ -62,6 +62,16 @@ async def test_items_become_the_messages_that_templates_know(stack: Stack, clien
     assert usage is not None and usage.input_tokens == expected
 
 
+async def test_what_stands_in_front_is_one_system_message(stack: Stack, client: openai.OpenAI) -> None:
+    items: list[Any] = [{"role": "developer", "content": "B"}, {"role": "system", "content": "C"}, USER,
+                        {"role": "system", "content": "D"}]  # fmt: skip
+    same: list[Any] = [{"role": "system", "content": "A\nB\nC"}, USER, {"role": "system", "content": "D"}]
+    async with stack.client() as sdk:
+        expected = len(await sdk.encode_chat(same))
+    usage = client.responses.create(model="demo", input=items, instructions="A", max_output_tokens=1).usage
+    assert usage is not None and usage.input_tokens == expected
+
+
 def thought(text: str) -> dict[str, Any]:
     return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}] if text else []}
 

@@ -213,7 +213,7 @@ class ResponseFields(OwnFields, kw_only=True):
         if first:
             call.names["messages[0].content"] = "instructions"
         return conversation_of(
-            [*first, *_messages(self.input, call.names, len(first))],
+            _messages(self.input, call.names, first),
             [_tool(offer) for offer in self.offers()],
             arguments,
         )
@@ -269,14 +269,14 @@ class ResponseFields(OwnFields, kw_only=True):
         return cast(GenerateOptions, found)
 
 
-def _messages(given: str | list[Item], names: dict[str, str], before: int) -> list[ChatMessage]:
-    """`names` gets what the caller calls the messages, and the calls in them, behind `before` others."""
+def _messages(given: str | list[Item], names: dict[str, str], first: list[ChatMessage]) -> list[ChatMessage]:
+    """Behind the first ones; `names` gets what the caller calls the messages, and the calls in them."""
     if isinstance(given, str):
-        return [ChatMessage("user", given)]
+        return [*first, ChatMessage("user", given)]
     if not given:
         raise wrong("input", "must have at least one element")
     check_count(len(given), "input")
-    messages: list[ChatMessage] = []
+    messages = [*first]
     thoughts: list[str] = []  # belong to the assistant's message behind them, or to the one that calls
     for index, item in enumerate(given):
         place = f"input[{index}]"
@@ -295,6 +295,10 @@ def _messages(given: str | list[Item], names: dict[str, str], before: int) -> li
                 raise wrong(f"{place}.role", "is required", "missing_required_parameter")
             role = "system" if item.role == "developer" else item.role
             text = _text(item.content or "", f"{place}.content")
+            if role == "system" and all(message.role == "system" for message in messages):
+                # Many templates know one in front; Codex sends two.
+                text = "\n".join([*(message.content or "" for message in messages), text])
+                messages.clear()
             thought = "\n".join(thoughts) if role == "assistant" else ""
             messages.append(ChatMessage(role, text, reasoning_content=thought or None))
             thoughts = []
@@ -303,7 +307,7 @@ def _messages(given: str | list[Item], names: dict[str, str], before: int) -> li
             message = messages.pop() if follows else ChatMessage("assistant")
             if message.reasoning_content:
                 thoughts.insert(0, message.reasoning_content)
-            names[f"messages[{before + len(messages)}].tool_calls[{len(message.tool_calls)}]"] = place
+            names[f"messages[{len(messages)}].tool_calls[{len(message.tool_calls)}]"] = place
             call = ToolCall(
                 shown_name(item.namespace or "", item.name or ""), item.arguments or "{}", item.call_id or ""
             )
@@ -316,7 +320,7 @@ def _messages(given: str | list[Item], names: dict[str, str], before: int) -> li
             messages.append(ChatMessage("tool", _text(item.output or "", f"{place}.output"), tool_call_id=item.call_id))
         else:
             raise wrong(f"{place}.type", f"is not served: {item.type[:40]!r}", "not_served")
-        names.setdefault(f"messages[{before + len(messages) - 1}]", place)
+        names.setdefault(f"messages[{len(messages) - 1}]", place)
     return messages
 
 
