@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
+from tandem.common import metrics_endpoint
 from tandem.common.errors import StartError
 from tandem.common.loop_lag import watch_event_loop
 from tandem.common.metrics import ServerMetrics, ServiceMetrics
@@ -107,6 +110,24 @@ def test_clients_that_say_nothing_or_nonsense_do_not_disturb_the_others(address:
     for connection in silent:
         connection.close()
     assert get(address, "/healthz")[0] == 200
+
+
+def test_a_scrape_without_a_descriptor_waits_without_a_load(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = threading.Event()
+    monkeypatch.setattr(metrics_endpoint, "sleep", lambda seconds: paused.set())
+    host, _, port = address.rpartition(":")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as scraper, socket.socket() as lowest:
+        next_one = lowest.fileno()
+        lowest.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, hard))
+        try:
+            scraper.connect((host, int(port)))
+            assert paused.wait(60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        scraper.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert scraper.recv(100).startswith(b"HTTP/1.0 200")
 
 
 def test_a_port_in_use_is_a_start_error_and_a_stopped_endpoint_frees_its_port(metrics: ServiceMetrics) -> None:

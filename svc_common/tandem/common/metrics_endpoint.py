@@ -6,7 +6,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
+from time import sleep
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -25,6 +26,7 @@ _OPENMETRICS = "application/openmetrics-text"
 _AS_THEY_ARE = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"
 _POLL = 0.1  # seconds between looks for a stop
 _PATIENCE = 10.0  # seconds that a client may be silent
+_PAUSE = 0.1  # seconds until a connection is tried again for which there was no descriptor
 
 
 class MetricsEndpoint:
@@ -110,6 +112,13 @@ def _server_class(host: str) -> type[WSGIServer]:
             self.server_address = self.socket.getsockname()
             self.server_name, self.server_port = self._text_host(), self.server_address[1]
             self.setup_environ()
+
+        def get_request(self) -> Any:
+            try:
+                return super().get_request()
+            except OSError:  # it still waits, and would be tried at once, over and over: all streams would feel that
+                sleep(_PAUSE)
+                raise
 
         def _text_host(self) -> str:
             return host
