@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -167,6 +168,18 @@ def test_a_misspelt_variable_is_reported(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("TANDEM_TEST_MODLE", "x")
     load("--model", "m")
     assert "TANDEM_TEST_MODLE is no setting of this service" in capsys.readouterr().err
+
+
+def test_what_is_reported_of_variables_is_json_where_the_log_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_TEST_MODLE", "x")
+    monkeypatch.setenv("TANDEM_TEST_LOG_FORMAT", "json")
+    load("--model", "m")
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["level"], line["service"]) == ("warning", "tandem-test")
+    assert line["message"] == "TANDEM_TEST_MODLE is no setting of this service: ignored"
+    assert any("TANDEM_TEST_MODLE" in each for each in refused(capsys, "--model", "m", "--port", "-1"))
 
 
 def test_other_peoples_variables_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

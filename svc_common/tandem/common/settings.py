@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import sys
@@ -29,6 +30,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from tandem.common.logs import JsonFormatter
 from tandem.common.version import version
 
 S = TypeVar("S", bound="ServerSettings")
@@ -161,15 +163,18 @@ def load_settings(cls: type[S], argv: Sequence[str]) -> S:
     Ends the process, as a command line does: `--help` and `--version` with exit code 0; wrong settings with one
     line each on standard error and exit code 2.
     """
-    flags, environment = _flags(cls, argv), _environment(cls)
+    flags, (environment, ignored) = _flags(cls, argv), _environment(cls)
     config = flags.get("config", environment.get("config"))
     file = _file(cls, str(config)) if config else {}
     values = file | environment | flags
     try:
-        return cls(**values)
+        settings = cls(**values)
     except ValidationError as error:
+        _warn(cls, ignored)
         sources = dict.fromkeys(file, str(config)) | {name: _variable(cls, name) for name in environment}
         _fail(cls, _explain(cls, error, sources | dict.fromkeys(flags, "the command line")))
+    _warn(cls, ignored, in_json=settings.log_format == "json")
+    return settings
 
 
 class _Parser(argparse.ArgumentParser):
@@ -197,22 +202,31 @@ def _flags(cls: type[ServerSettings], argv: Sequence[str]) -> dict[str, Any]:
     )()
 
 
-def _environment(cls: type[ServerSettings]) -> dict[str, Any]:
-    """Returns the variables with our prefix. Unknown ones become warnings for later: the log is not set up yet."""
-    values = EnvSettingsSource(cls)()
+def _environment(cls: type[ServerSettings]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the variables with our prefix, and what is to be said of those that mean nothing."""
+    values, ignored = EnvSettingsSource(cls)(), []
     for variable, text in sorted(os.environ.items()):
         suffix = variable.removeprefix(_variable(cls, ""))
         if suffix == variable or _SERVICE_LINK_NAME.fullmatch(suffix):
             continue
         if suffix == "PORT" and _SERVICE_LINK_VALUE.match(text):
             values.pop("port", None)
-            problem = f"{variable}={text} is a Kubernetes service link and no port: ignored (enableServiceLinks: false)"
+            ignored.append(
+                f"{variable}={text} is a Kubernetes service link and no port: ignored (enableServiceLinks: false)"
+            )
         elif suffix.lower() not in cls.model_fields:
-            problem = f"{variable} is no setting of this service: ignored"
-        else:
-            continue
-        print(f"{_prog(cls)}: warning: {problem}", file=sys.stderr)  # noqa: T201
-    return values
+            ignored.append(f"{variable} is no setting of this service: ignored")
+    return values, ignored
+
+
+def _warn(cls: type[ServerSettings], problems: Sequence[str], *, in_json: bool = False) -> None:
+    """Tells what is no error. The log is not set up yet, but whoever reads it may want nothing but JSON."""
+    for problem in problems:
+        line = f"{_prog(cls)}: warning: {problem}"
+        if in_json:
+            record = {"name": __name__, "levelname": "WARNING", "levelno": logging.WARNING, "msg": problem}
+            line = JsonFormatter(_prog(cls)).format(logging.makeLogRecord(record))
+        print(line, file=sys.stderr)  # noqa: T201
 
 
 def _file(cls: type[ServerSettings], path: str) -> dict[str, Any]:
