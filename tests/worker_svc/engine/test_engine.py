@@ -486,3 +486,16 @@ def test_each_sample_of_a_prompt_that_is_only_scored_ends(prompt: int):
     driver.engine.submit(counting_request(0, 3, prompt, 0, logprobs=options), counting_request(1, 3, prompt, 0))
     driver.run()
     assert [driver.finished[number].reason.name for number in (0, 1)] == ["MAX_TOKENS", "MAX_TOKENS"]
+
+
+def test_a_prompt_whose_pages_are_lost_while_it_is_scored_is_told_once():
+    driver = Driver(pages=12, page_size=4, budget=4, running=2)
+    first = counting_request(0, 0, 8, 36, priority=1)
+    scored = counting_request(1, 7, 32, 2, logprobs=LogprobOptions(prompt=True))
+    driver.engine.submit(first)
+    driver.engine.submit(scored)
+    told = 0
+    while driver.engine.has_work:
+        told += sum(len(scores.logprobs) for scores in driver.engine.step().prompts)
+    assert scored.statistics.preemptions
+    assert told == 31

@@ -38,7 +38,9 @@ def score_prompts(chunks: Sequence[Chunk], logits: torch.Tensor) -> tuple[list[P
     sampled: list[npt.NDArray[np.int64]] = []
     row = 0
     for chunk in chunks:
-        if chunk.scores and not chunk.request.in_flight.ended:
+        # Where pages were lost, what was told is computed again, maybe in several chunks.
+        told = chunk.start + chunk.length < chunk.request.scored
+        if chunk.scores and not told and not chunk.request.in_flight.ended:
             scores.append(_score(chunk, logits[row : row + chunk.length]))
         row += chunk.logits
         sampled.append(np.arange(row - chunk.samples, row))
