@@ -170,6 +170,14 @@ def test_a_misspelt_variable_is_reported(capsys: pytest.CaptureFixture[str], mon
     assert "TANDEM_TEST_MODLE is no setting of this service" in capsys.readouterr().err
 
 
+def test_where_clients_find_the_service_is_no_misspelt_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_TEST_ADDRESS", "localhost:50051")
+    load("--model", "m")
+    assert capsys.readouterr().err == ""
+
+
 def test_what_is_reported_of_variables_is_json_where_the_log_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,8 @@ S = TypeVar("S", bound="ServerSettings")
 _SERVICE_LINK_NAME = re.compile(r"SERVICE_(HOST|PORT).*|PORT_\d+_(TCP|UDP|SCTP).*")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
+_OF_CLIENTS = "ADDRESS"  # TANDEM_WORKER_ADDRESS tells `tandem` where a worker is, not a worker
+
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[str,...]": "TEXT"}
 
 
@@ -207,7 +209,7 @@ def _environment(cls: type[ServerSettings]) -> tuple[dict[str, Any], list[str]]:
     values, ignored = EnvSettingsSource(cls)(), []
     for variable, text in sorted(os.environ.items()):
         suffix = variable.removeprefix(_variable(cls, ""))
-        if suffix == variable or _SERVICE_LINK_NAME.fullmatch(suffix):
+        if suffix in (variable, _OF_CLIENTS) or _SERVICE_LINK_NAME.fullmatch(suffix):
             continue
         if suffix == "PORT" and _SERVICE_LINK_VALUE.match(text):
             values.pop("port", None)
