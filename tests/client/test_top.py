@@ -70,3 +70,12 @@ def test_a_worker_that_does_not_answer_is_shown_with_its_error():
     assert "waiting for an answer" in text_of(view)
     view.error = "connection refused"
     assert "connection refused" in text_of(view)
+
+
+def test_an_error_is_told_to_its_end_on_a_narrow_terminal():
+    view = WorkerView("host:1")
+    view.error = "worker: UNAVAILABLE: failed to connect to all addresses; last error: Connection refused"
+    console = Console(width=40, color_system=None, soft_wrap=True)  # as the command's own
+    with console.capture() as capture:
+        console.print(picture(view))
+    assert "Connection" in capture.get() and "refused" in capture.get()

@@ -119,7 +119,9 @@ async def _look(view: WorkerView, stub: admin_pb2_grpc.WorkerAdminServiceAsyncSt
 def picture(view: WorkerView) -> RenderableType:
     """Returns one worker as a panel."""
     if view.error or view.load is None or view.server is None:
-        return Panel(Text(view.error or "waiting for an answer", style="red"), title=view.address, title_align="left")
+        # Our console wraps nothing by itself, and the end of an error is what tells most.
+        words = Text(view.error or "waiting for an answer", style="red", no_wrap=False, overflow="fold")
+        return Panel(words, title=view.address, title_align="left")
     load, server = view.load, view.server
     state = admin_pb2.ServerState.Name(server.state).removeprefix("SERVER_STATE_").lower()
     table = Table(show_header=False, box=None, padding=(0, 1))
