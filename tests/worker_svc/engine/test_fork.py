@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.budget import Budget
 from tandem.worker.engine.fork import sample_seed
 from tandem.worker.engine.outcome import Failure
-from tandem.worker.engine.process.messages import Submit
+from tandem.worker.engine.process.messages import Pages, Submit
 from tandem.worker.engine.request import LogprobOptions, Request
 from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine.counting import counting_request
@@ -44,11 +45,15 @@ def test_a_group_that_bypasses_the_cache_shares_too_and_leaves_nothing():
     )  # fmt: skip
     prompt = counting_request(0, 0, 41, 8).tokens[:41].tobytes()
     driver = Driver(pages=64, page_size=4, budget=64)
+    driver.engine.table.chains.watch(wanted=True)
     submit.prompt = prompt
     driver.engine.submit(*submit.to_requests())
     driver.step()
     driver.step()
     assert driver.engine.table.referenced == 10 + 4
+    events = driver.engine.table.chains.take_events()
+    assert events is not None and len(events.serials) == 10
+    assert msgspec.msgpack.encode(Pages.of(events)), "what gateways are told of it can be sent"
     driver.run()
     assert driver.engine.table.cached == 0
 

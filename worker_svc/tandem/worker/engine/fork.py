@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from tandem.worker.engine.request import Request
 
 
+_LONGER = 300  # characters; `CacheParams.salt` has 256 bytes at most
+
+
 def sample_seed(seed: int, index: int) -> int:
     """Returns the seed of sample `index`: the request's own for the first, a pure function of both for the others."""
     if index == 0:
@@ -26,8 +29,9 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def private_salt(number: int) -> str:
-    """Returns the salt of a group that shares with nobody else: no string of the wire holds a lone surrogate."""
-    return f"\ud800{number}"
+    """Returns the salt of a group that shares with nobody else: longer than any of a request, and where callers' salts
+    begin with a number, it begins with blanks. Gateways may be told of it."""
+    return f"{number:>{_LONGER}}"
 
 
 @dataclass(slots=True)
