@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from tandem.worker.engine.request import Request
 
-
 _LONGER = 300  # characters; `CacheParams.salt` has 256 bytes at most
 
 
