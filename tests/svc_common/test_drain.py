@@ -7,6 +7,7 @@ import logging
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 from google.rpc import error_details_pb2
 
@@ -100,6 +101,17 @@ async def test_an_operators_drain_can_be_taken_back_and_a_stop_cannot() -> None:
     lifecycle.set_draining(False)
     lifecycle.set_ready(True)
     assert (lifecycle.state, lifecycle.accepting, lifecycle.serving) == ("draining", False, False)
+    await running.stop()
+
+
+async def test_a_service_that_cannot_work_for_a_while_says_so() -> None:
+    running, _ = await running_probe()
+    running.lifecycle.set_ready(False)
+    answer = await asyncio.to_thread(httpx.get, f"http://{running.metrics_address}/healthz?ready")
+    assert (answer.status_code, answer.text) == (503, "not ready\n")
+    running.lifecycle.set_ready(True)
+    answer = await asyncio.to_thread(httpx.get, f"http://{running.metrics_address}/healthz?ready")
+    assert (answer.status_code, answer.text) == (200, "serving\n")
     await running.stop()
 
 

@@ -31,7 +31,7 @@ class BaseServer(ABC):
         if settings.metrics_enabled:
             state = self.lifecycle
             self._endpoint = MetricsEndpoint(
-                metrics.registry, settings.metrics_host, settings.metrics_port, lambda: (state.serving, state.state)
+                metrics.registry, settings.metrics_host, settings.metrics_port, lambda: (state.serving, state.words)
             )
         self._watch: asyncio.Task[None] | None = None
         self._stopped = False

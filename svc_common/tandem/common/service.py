@@ -82,6 +82,11 @@ class Lifecycle:
         return "serving" if self._started else "starting"
 
     @property
+    def words(self) -> str:
+        """Returns the state for people, who would take "serving" for readiness."""
+        return self.state if self.state != "serving" or self._ready else "not ready"
+
+    @property
     def serving(self) -> bool:
         """Tells whether health says SERVING."""
         return self.state == "serving" and self._ready
