@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -38,8 +39,15 @@ _TYPES: Mapping[int, str] = {
 }
 
 
+_TOO_LONG = re.compile(r"has (\d+) ids; .* takes at most (\d+)")
+
+
 def _anthropic(error: ApiError, request_id: str) -> bytes:
-    told = {"type": _TYPES.get(error.status, "invalid_request_error"), "message": error.message}
+    message = error.message
+    if error.code == "context_length_exceeded" and (counts := _TOO_LONG.search(message)):
+        # Anthropic's words, by which clients know that they have to shorten the conversation.
+        message = f"prompt is too long: {counts[1]} tokens > {counts[2]} maximum ({message})"
+    told = {"type": _TYPES.get(error.status, "invalid_request_error"), "message": message}
     return _encode({"type": "error", "error": told, "request_id": request_id})
 
 
