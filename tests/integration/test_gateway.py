@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import shutil
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -230,7 +231,10 @@ async def test_a_subscriber_knows_which_prefixes_are_cached_and_how_loaded_the_e
 
 
 async def test_the_tokenizer_comes_as_an_archive_with_its_digest(repository: Path, tmp_path: Path):
-    demo = repository / "models" / "demo"
+    demo = tmp_path / "demo"
+    shutil.copytree(repository / "models" / "demo", demo)
+    recommended = json.loads((demo / "generation_config.json").read_text()) | {"repetition_penalty": 1.05}
+    (demo / "generation_config.json").write_text(json.dumps(recommended))
     async with threaded_worker(tmp_path, "--model", str(demo), "--gateway", "--kv-cache-tokens=512") as worker:
         chunks = [chunk async for chunk in stub(worker).GetTokenizer(common.GetTokenizerRequest(), timeout=120)]
         data = b"".join(chunk.data for chunk in chunks)
@@ -239,7 +243,8 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(repository: Pat
             assert {"tokenizer.json", "tokenizer_config.json", "config.json"} <= set(archive.namelist())
             assert len(json.loads(archive.read("tokenizer.json"))["model"]["vocab"]) == 2048
         model = await stub(worker).GetModelInfo(vllm.GetModelInfoRequest())
-        assert json.loads(model.default_sampling_params_json) == {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
+        defaults = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.05}
+        assert json.loads(model.default_sampling_params_json) == defaults
 
 
 async def test_a_model_without_a_tokenizer_says_so(worker: Worker):

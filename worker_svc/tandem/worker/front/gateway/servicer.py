@@ -150,6 +150,7 @@ class GatewayServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[
         defaults = {
             name: int(value) if _OURS[f"sampling.{name}"].kind is Kind.INTEGER else value
             for name, value in info.sampling_defaults.items()
+            if name != "repetition_window"  # penalties of this contract look at the whole context
         }
         return vllm.GetModelInfoResponse(
             model_path=worker.settings.model,
