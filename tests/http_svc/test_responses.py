@@ -177,6 +177,8 @@ def test_parse_and_the_streaming_helper(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": [USER, CALLED, {**CALLED, "arguments": "{oops"}]}, "input[2].arguments"),
         ({"input": [USER, ANSWER, {**CALLED, "arguments": "[]"}]}, "input[2].arguments"),
+        ({"input": [USER, {**CALLED, "name": None}]}, "input[1].name"),
+        ({"tools": [{"type": "custom", "name": "f", "format": {"type": "text"}}]}, "tools[0].type"),
         ({"input": [USER, {"role": "", "content": "x"}]}, "input[1].role"),
         ({"prompt_cache_key": "k" * 5000}, "prompt_cache_key"),
         ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include[1]"),

@@ -33,6 +33,7 @@ Json = msgspec.Raw
 ABSENT = msgspec.Raw()
 
 F = TypeVar("F", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class GuidedFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -201,6 +202,14 @@ def object_of(value: Json, param: str) -> dict[str, Any]:
         return msgspec.json.decode(value, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise wrong(param, f"must be an object: {error}") from None
+
+
+def decoded(given: Json, kind: type[T], param: str) -> T:
+    """A part of a body that was kept as it is. Raises ApiError."""
+    try:
+        return msgspec.json.decode(given, type=kind)
+    except msgspec.MsgspecError as error:
+        raise from_decoding(error, param) from None
 
 
 def check_size(values: list[Json], param: str) -> None:

@@ -32,9 +32,9 @@ from tandem.http.answers import aborted
 from tandem.http.call import Call, body_of, call_of
 from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
-from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoder, is_given, object_of, text_of
+from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoded, decoder, is_given, object_of, text_of
 from tandem.http.sse import Events, EventStream, Relay, named_event
-from tandem.http.tool_choice import AnthropicChoice, is_forced, thinking_arguments
+from tandem.http.tool_choice import AnthropicChoice, ToolKind, is_forced, thinking_arguments
 from tandem.http.upstream import Upstream
 
 # --- the request
@@ -83,7 +83,9 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
                 arguments = text_of(block.input) if is_given(block.input) else "{}"
                 if not arguments.startswith("{"):
                     raise wrong(f"{where}.input", "must be an object")
-                calls.append(ToolCall(block.name or "", arguments, block.id or ""))
+                if not block.name:
+                    raise wrong(f"{where}.name", "is required", "missing_required_parameter")
+                calls.append(ToolCall(block.name, arguments, block.id or ""))
             elif block.type == "tool_result" and self.role == "user":
                 content = _text(block.content or "", f"{where}.content")
                 results.append(ChatMessage("tool", content, tool_call_id=block.tool_use_id))
@@ -131,8 +133,6 @@ class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
 
     def tool(self, place: str) -> dict[str, Any]:
         """As templates know it."""
-        if self.type not in (None, "custom"):
-            raise wrong(f"{place}.type", "must be 'custom'", "not_served")
         if not self.name:
             raise wrong(f"{place}.name", "must not be empty")
         function: dict[str, Any] = {"name": self.name}
@@ -142,6 +142,12 @@ class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
         if self.strict is not None:
             function["strict"] = self.strict
         return {"type": "function", "function": function}
+
+
+def _tool(given: Json, place: str) -> ToolFields:
+    if decoded(given, ToolKind, place).type not in (None, "custom"):
+        raise wrong(f"{place}.type", "must be 'custom'", "not_served")
+    return decoded(given, ToolFields, place)
 
 
 class ThinkingFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -176,7 +182,7 @@ class PromptFields(OwnFields, kw_only=True):
     model: str
     messages: list[MessageFields]
     system: str | list[Block] | None = None
-    tools: list[ToolFields] | None = None
+    tools: list[Json] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: ThinkingFields | None = None
     output_config: OutputFields | None = None
@@ -196,7 +202,7 @@ class PromptFields(OwnFields, kw_only=True):
                 place = f"context_management.edits[{index}].type"
                 raise wrong(place, "must be 'clear_thinking_20251015'", "not_served")
         hidden = self.tool_choice is not None and self.tool_choice.type == "none"
-        tools = self.tools if self.tools and not hidden else []
+        tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
         check_size([*(tool.input_schema for tool in tools), self.chat_template_kwargs], "tools")
         arguments = object_of(self.chat_template_kwargs, "chat_template_kwargs")
         if self.output_config is not None:
@@ -211,7 +217,7 @@ class PromptFields(OwnFields, kw_only=True):
             raise wrong(f"messages[{len(given) - 1}].content", "must be text, which the answer continues")
         return conversation_of(
             [*system, *(message for several in given for message in several)],
-            [tool.tool(f"tools[{index}]") for index, tool in enumerate(tools)],
+            [] if hidden else [tool.tool(f"tools[{index}]") for index, tool in enumerate(tools)],
             arguments,
             continue_final_message=begun,
         )

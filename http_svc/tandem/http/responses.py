@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from starlette.requests import Request
@@ -32,14 +32,12 @@ from tandem.client import (
 from tandem.http.answers import aborted
 from tandem.http.call import Call, body_of, call_of
 from tandem.http.conversations import check_count, conversation_of
-from tandem.http.errors import ApiError, from_decoding, wrong
-from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoder, is_given, object_of
+from tandem.http.errors import ApiError, wrong
+from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoded, decoder, is_given, object_of
 from tandem.http.fields import text_of as json_of
 from tandem.http.sse import Events, EventStream, Relay, named_event
-from tandem.http.tool_choice import called_options, is_forced, thinking_arguments
+from tandem.http.tool_choice import ToolKind, called_options, is_forced, thinking_arguments
 from tandem.http.upstream import Upstream
-
-T = TypeVar("T")
 
 # --- the request
 
@@ -105,10 +103,6 @@ class NamespaceTool(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     tools: list[FunctionTool]
     description: Json = ABSENT  # ignored: those of the functions are shown
-
-
-class ToolType(msgspec.Struct):
-    type: str
 
 
 class Offer(NamedTuple):
@@ -206,7 +200,8 @@ class ResponseFields(OwnFields, kw_only=True):
                 raise wrong(
                     f"include[{index}]", f"must be {ENCRYPTED!r}: nothing else is besides the answer", "not_served"
                 )
-        check_size([*(self.tools or ()), self.chat_template_kwargs], "tools")
+        offers = self.offers()
+        check_size([*(offer.tool.parameters for offer in offers), self.chat_template_kwargs], "tools")
         effort = None if self.reasoning is None else self.reasoning.effort
         arguments = {**thinking_arguments(effort), **object_of(self.chat_template_kwargs, "chat_template_kwargs")}
         first = [ChatMessage("system", self.instructions)] if self.instructions else []
@@ -214,7 +209,7 @@ class ResponseFields(OwnFields, kw_only=True):
             call.names["messages[0].content"] = "instructions"
         return conversation_of(
             _messages(self.input, call.names, first),
-            [_tool(offer) for offer in self.offers()],
+            [_tool(offer) for offer in offers],
             arguments,
         )
 
@@ -224,11 +219,11 @@ class ResponseFields(OwnFields, kw_only=True):
         left_out = ""
         for index, given in enumerate(self.tools or ()):
             place = f"tools[{index}]"
-            kind = _decoded(given, ToolType, place).type
+            kind = decoded(given, ToolKind, place).type
             if kind == "function":
-                found.append(Offer(_decoded(given, FunctionTool, place), place))
+                found.append(Offer(decoded(given, FunctionTool, place), place))
             elif kind == "namespace":
-                space = _decoded(given, NamespaceTool, place)
+                space = decoded(given, NamespaceTool, place)
                 if not space.name:
                     raise wrong(f"{place}.name", "must be a text that is not empty")
                 found += [Offer(tool, f"{place}.tools[{n}]", space.name) for n, tool in enumerate(space.tools)]
@@ -308,9 +303,9 @@ def _messages(given: str | list[Item], names: dict[str, str], first: list[ChatMe
             if message.reasoning_content:
                 thoughts.insert(0, message.reasoning_content)
             names[f"messages[{len(messages)}].tool_calls[{len(message.tool_calls)}]"] = place
-            call = ToolCall(
-                shown_name(item.namespace or "", item.name or ""), item.arguments or "{}", item.call_id or ""
-            )
+            if not item.name:
+                raise wrong(f"{place}.name", "is required", "missing_required_parameter")
+            call = ToolCall(shown_name(item.namespace or "", item.name), item.arguments or "{}", item.call_id or "")
             calls = [*message.tool_calls, call]
             messages.append(
                 dataclasses.replace(message, tool_calls=calls, reasoning_content="\n".join(thoughts) or None)
@@ -333,13 +328,6 @@ def _text(content: str | list[Part], place: str, *kinds: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _decoded(given: Json, kind: type[T], place: str) -> T:
-    try:
-        return msgspec.json.decode(given, type=kind)
-    except msgspec.MsgspecError as error:
-        raise from_decoding(error, place) from None
-
-
 def _tool(offer: Offer) -> dict[str, Any]:
     tool, place = offer.tool, offer.place
     if tool.type != "function":
@@ -357,7 +345,7 @@ def _tool(offer: Offer) -> dict[str, Any]:
 
 def _echo(given: Json) -> Json | dict[str, Any]:
     """As it was given; a stream tells it several times."""
-    if msgspec.json.decode(given, type=ToolType).type != "function":
+    if msgspec.json.decode(given, type=ToolKind).type != "function":
         return given
     tool = msgspec.json.decode(given, type=FunctionTool)
     parameters = tool.parameters if is_given(tool.parameters) else None

@@ -15,6 +15,12 @@ from tandem.http.fields import Json, is_given, object_of, text_of
 _WORDS = ("auto", "none", "required")
 
 
+class ToolKind(msgspec.Struct):
+    """What is looked at first of a tool: those of other types have other fields."""
+
+    type: str | None = None
+
+
 def openai_choice(given: Json) -> tuple[ToolChoice, bool]:
     """Reads OpenAI's, in either of its interfaces. Returns whether it is one call of one tool, too. Raises ApiError."""
     if not is_given(given):
