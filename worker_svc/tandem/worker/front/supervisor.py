@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -41,6 +42,7 @@ from tandem.worker.engine.process.messages import (
     Vocabulary,
     Watch,
 )
+from tandem.worker.engine.process.processes import bury_orphans
 from tandem.worker.front.streams import OutputStream
 from tandem.worker.front.watchdog import Silence, until_stalled
 
@@ -312,6 +314,8 @@ class EngineSupervisor:
         try:
             while True:
                 await self._run_until_down()
+                if os.getpid() == 1:  # else the system's first process does it
+                    bury_orphans()
                 if not await self._restart():
                     break
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):

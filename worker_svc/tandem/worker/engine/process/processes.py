@@ -1,4 +1,4 @@
-"""Ends the processes of one engine by force from the front, and describes how they ended.
+"""Ends the processes of one engine by force from the front, describes how they ended, and buries what they left.
 
 An engine is the leader of a process group of its own; ranks that it starts on this machine belong to the group.
 """
@@ -31,3 +31,17 @@ def kill_group(leader: int) -> None:
     """Ends all processes of a group, also those that are stopped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def bury_orphans() -> int:
+    """Takes note of the ends of what dead engines had started (guides, ranks). The system gives them to the first
+    process of a container, among whose processes each would keep a place. Called while there is no engine, for whose
+    end somebody else waits; a child of our own is in our session. Returns how many there were."""
+    buried = 0
+    with contextlib.suppress(ChildProcessError):  # no children are left
+        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if os.getsid(found.si_pid) == os.getsid(0):
+                break
+            os.waitpid(found.si_pid, 0)
+            buried += 1
+    return buried
