@@ -41,18 +41,24 @@ def penalize(logits: torch.Tensor, rows: Rows, parameters: Parameters) -> None:
     if not ids.size:
         return
     owner = np.repeat(np.arange(active.size), reach)
-    distance = np.arange(ids.size) - np.repeat(np.cumsum(reach) - reach, reach)
-    fading = (distance - rule["repetition_window"][owner] + 1) / (rule["repetition_decay"][owner] + 1)
-    weight = 1 - np.maximum(fading, 0)
-    # The first of equal pairs is the last occurrence, because each window is read backwards.
-    _, first, group = np.unique(owner * logits.shape[1] + ids, return_index=True, return_inverse=True)
-    owner, last = owner[first], weight[first]
-    together = np.bincount(group, weights=weight)
-    rule = rule[owner]
+    pairs = owner * logits.shape[1] + ids
+    if rule["repetition_decay"].any():
+        distance = np.arange(ids.size) - np.repeat(np.cumsum(reach) - reach, reach)
+        fading = (distance - rule["repetition_window"][owner] + 1) / (rule["repetition_decay"][owner] + 1)
+        weight = 1 - np.maximum(fading, 0)
+        # The first of equal pairs is the last occurrence, because each window is read backwards.
+        pairs, first, group = np.unique(pairs, return_index=True, return_inverse=True)
+        last, together = weight[first], np.bincount(group, weights=weight)
+    else:  # all weigh 1, and the window may be a long context
+        pairs, together = np.unique(pairs, return_counts=True)
+        last = np.ones(pairs.size)
+    owner, ids = np.divmod(pairs, logits.shape[1])
+    # The table's rows are wide: to copy one for each id takes longer than all else, where windows are long.
+    penalty, presence, frequency = (rule[f"{name}_penalty"][owner] for name in ("repetition", "presence", "frequency"))
     device = logits.device
-    index = (torch.from_numpy(active[owner]).to(device), torch.from_numpy(ids[first]).to(device))
-    ratio = torch.from_numpy((1 + (rule["repetition_penalty"] - 1) * last).astype(np.float32)).to(device)
-    minus = (rule["presence_penalty"] * last + rule["frequency_penalty"] * together).astype(np.float32)
+    index = (torch.from_numpy(active[owner]).to(device), torch.from_numpy(ids).to(device))
+    ratio = torch.from_numpy((1 + (penalty - 1) * last).astype(np.float32)).to(device)
+    minus = (presence * last + frequency * together).astype(np.float32)
     values = logits[index]
     changed = torch.where(values > 0, values / ratio, values * ratio) - torch.from_numpy(minus).to(device)
     logits[index] = bounded(values, changed)
