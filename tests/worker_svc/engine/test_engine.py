@@ -463,9 +463,10 @@ def test_resumed_output_that_completes_a_sequence_before_min_tokens_goes_on(min_
     assert driver.output[1] == ([7, 8, 9] if reason is FinishReason.MAX_TOKENS else [])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("end", ["full", "stop"])
-def test_resumed_output_that_is_all_ends_once_the_prompt_is_scored(end: str):
-    driver = Driver(pages=64, page_size=4, budget=8)
+def test_resumed_output_that_is_all_ends_once_the_prompt_is_scored(end: str, overlap: bool):
+    driver = Driver(pages=64, page_size=4, budget=8, overlap=overlap)
     stopping = Stopping(2) if end == "full" else Stopping(9, stop_ids=frozenset({24}), include_stop=True)
     prompt, options = np.arange(3, 23), LogprobOptions(prompt=True)
     driver.engine.submit(Request.make(0, prompt, Sampling(), stopping, resumed=[23, 24], logprobs=options))

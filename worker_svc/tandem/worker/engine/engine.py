@@ -136,14 +136,12 @@ class Engine:
     def submit(self, request: Request, *others: Request) -> None:
         """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Their numbers
         must not be in use."""
-        for each in (request, *others):
-            each.statistics.arrived = time.monotonic()
         end = resume(request)
+        for each in (request, *others):
+            each.statistics.arrived, each.ending = time.monotonic(), end
         if end is not None and not request.scoring:
             self._ended += [Finish.of(each, end) for each in (request, *others)]
             return
-        for each in (request, *others):
-            each.ending = end
         self._forks.hold(request, others)
         self.scheduler.add(request)
 
@@ -253,8 +251,7 @@ class Engine:
     def _land(self, flight: Flight, ended: list[Finish]) -> StepResult:
         """Appends what a step has sampled, and ends the requests that this finishes."""
         sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
-        result = StepResult(np.empty(0, np.uint64), sampled, ended)
-        result.prompts = flight.prompts
+        result = StepResult(np.empty(0, np.uint64), sampled, ended, flight.prompts)
         ends = self._collect(flight, result, time.monotonic())
         ends += [(chunk.request, BROKEN) for chunk in flight.broken if not chunk.request.in_flight.ended]
         self.scheduler.land(flight.chunks)

@@ -209,8 +209,7 @@ class Request:
     def complete(self) -> bool:
         """Tells whether nothing is left to launch: it has ended, or will do so by what is pending."""
         if pending := self.in_flight.pending:
-            full = self.output_tokens + pending >= self.stopping.max_tokens
-            return full or self.in_flight.ended or self.ending is not None
+            return self.in_flight.ended or self.output_tokens + pending >= self.stopping.max_tokens
         return self.in_flight.ended
 
     @property
