@@ -15,7 +15,10 @@ from typing import Any
 
 import httpx
 import openai
+import peft
 import pytest
+import torch
+import transformers
 
 from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServerSettings
@@ -27,7 +30,7 @@ from tandem.http.settings import HttpSettings
 from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tests.http_svc.conftest import Stack, tokenizer_folder
-from tests.integration.worker_process import running_worker
+from tests.integration.worker_process import running_worker, threaded_worker
 from tests.svc_common.certificates import Authority
 
 pytestmark = pytest.mark.slow
@@ -190,6 +193,39 @@ async def test_a_door_without_services_says_so_and_starts_nevertheless(
                         model="demo", messages=SHORT["messages"], max_tokens=1, extra_body={"ignore_eos": True}
                     )
     assert error.value.status_code in (503, 504)
+
+
+async def test_adapters_beside_the_model_are_models_of_their_own(stack: Stack, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(
+        transformers.AutoModelForCausalLM.from_pretrained(stack.model), peft.LoraConfig(r=4, target_modules=["q_proj"])
+    )
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    adapted.save_pretrained(tmp_path / "poems")
+    flags = f"--model={stack.model}", f"--lora=poems={tmp_path / 'poems'}"
+    async with (
+        threaded_worker(tmp_path, *flags) as worker,
+        running_door(stack, worker_address=(worker.address,)) as server,
+    ):
+        url = f"http://{server.address}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            listed = (await client.models.list()).data
+            assert [(each.id, each.model_extra["parent"]) for each in listed] == [("demo", None), ("poems", "demo")]
+            assert (await client.models.retrieve("poems")).id == "poems"
+            answers = {}
+            for name in ("demo", "poems"):
+                whole = await client.completions.create(model=name, prompt="ROMEO:", max_tokens=12, temperature=0)
+                streamed = await client.completions.create(
+                    model=name, prompt="ROMEO:", max_tokens=12, temperature=0, stream=True
+                )
+                answers[name] = whole.choices[0].text
+                assert whole.model == name
+                assert "".join([part.choices[0].text async for part in streamed if part.choices]) == answers[name]
+            assert answers["demo"] != answers["poems"]
+            with pytest.raises(openai.NotFoundError, match="served are: demo, poems"):
+                await client.completions.create(model="prose", prompt="ROMEO:", max_tokens=1)
 
 
 async def test_before_it_has_started_health_and_requests_are_refused(stack: Stack) -> None:

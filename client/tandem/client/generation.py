@@ -287,7 +287,7 @@ class TokenStream:
             if worker is None or self._model is None or not any(self.outputs):
                 return worker
             model = await worker.model(self._context.timeout("worker"))
-            if model is None or model.answers_like(self._model):
+            if model is None or (model.answers_like(self._model) and model.serves(self._request.model)):
                 return worker
             self._others = True
             tried.add(worker)

@@ -349,10 +349,15 @@ class ModelInfo:
     hidden_size: int
     tokenizer_fingerprint: str  # "": not known to the worker
     quantization: str = ""  # of most weights: "int8", "int4" or "fp8"; "": none
+    adapters: Sequence[str] = ()  # names that `model=` may be, too: LoRA adapters beside the model
+
+    def serves(self, name: str) -> bool:
+        """Returns True when requests may ask for a model of this name."""
+        return name in ("", self.name, *self.adapters)
 
     def answers_like(self, other: ModelInfo) -> bool:
         """Returns True when a generation may move from one to the other: all fields are equal, except that one worker
-        may not know its tokenizer."""
+        may not know its tokenizer, and adapters."""
         fingerprints = {self.tokenizer_fingerprint, other.tokenizer_fingerprint} - {""}
         return len(fingerprints) < 2 and (
             (self.name, self.architecture, self.vocabulary_size, self.parameters, self.layers)

@@ -233,4 +233,4 @@ class Worker:
 
 def model_info(response: admin_pb2.GetModelResponse) -> ModelInfo:
     known = {field.name: getattr(response, field.name) for field in fields(ModelInfo)}
-    return ModelInfo(**known | {"eos_ids": list(response.eos_ids)})
+    return ModelInfo(**known | {"eos_ids": list(response.eos_ids), "adapters": list(response.adapters)})

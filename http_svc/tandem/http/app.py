@@ -43,13 +43,13 @@ def make_app(
 
     async def models(request: Request) -> Response:
         served = await upstream.models()
-        return JSONResponse({"object": "list", "data": [_model(each, upstream.began) for each in served.values()]})
+        return JSONResponse({"object": "list", "data": [_model(*each, upstream.began) for each in served.items()]})
 
     async def model(request: Request) -> Response:
         found = (await upstream.models()).get(request.path_params["model"])
         if found is None:
             raise ApiError(404, "the model is not served here", param="model", code="model_not_found")
-        return JSONResponse(_model(found, upstream.began))
+        return JSONResponse(_model(request.path_params["model"], found, upstream.began))
 
     routes = [
         Route("/health", health),
@@ -91,13 +91,15 @@ def make_app(
     return app
 
 
-def _model(model: ModelInfo, began: int) -> dict[str, object]:
+def _model(name: str, model: ModelInfo, began: int) -> dict[str, object]:
+    """What vLLM tells, too: `parent` is the model that an adapter is beside."""
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": began,
         "owned_by": "tandem",
         "max_model_len": model.context_length,
+        "parent": None if name == model.name else model.name,
     }
 
 

@@ -95,7 +95,8 @@ class Upstream:
             await asyncio.sleep(_PAUSE)
 
     async def models(self, age: float = FRESH_SECONDS) -> dict[str, ModelInfo]:
-        """What the workers serve, by name; empty where none of them tells."""
+        """The models that the workers serve, by their names and by those of the adapters beside them; empty where none
+        of them tells."""
         return await self._models.get(age)
 
     async def check_model(self, name: str, call: Call) -> None:
@@ -131,7 +132,9 @@ class Upstream:
 
     async def _ask_models(self) -> dict[str, ModelInfo]:
         answers = await self.client.get_models(timeout=ASK_SECONDS)
-        found = {model.name: model for model in answers.values() if model is not None}
+        served = [model for model in answers.values() if model is not None]
+        found = {name: model for model in served for name in model.adapters}
+        found = {model.name: model for model in served} | found
         self._known = found or self._known  # workers that restart tell nothing
         return self._known
 

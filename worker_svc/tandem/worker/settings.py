@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from tandem.common.peers import PeerFiles
-from tandem.common.settings import ServiceSettings
-from tandem.worker.engine.process.config import EngineConfig
+from tandem.common.settings import ServiceSettings, Strings
+from tandem.worker.engine.process.config import LORA, EngineConfig
 
 
 class WorkerSettings(EngineConfig, ServiceSettings):
@@ -19,6 +19,7 @@ class WorkerSettings(EngineConfig, ServiceSettings):
 
     model_config = SettingsConfigDict(cli_prog_name="tandem-worker", env_prefix="TANDEM_WORKER_")
 
+    lora: Strings = Field(default=(), description=LORA)
     model_name: str = Field(default="", description="name that requests may ask for; empty: the folder's name")
     engine: Literal["process", "thread"] = Field(
         default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
@@ -92,6 +93,17 @@ class WorkerSettings(EngineConfig, ServiceSettings):
             raise ValueError("load_reports needs the package xds-protos: pip install 'tandem-llm[gateway]'")
         if self.page_events and not self.gateway:
             raise ValueError("page_events needs gateway: nobody else is told of them")
+        return self
+
+    @property
+    def served_name(self) -> str:
+        """Returns the name of the model, by which requests ask for it without an adapter."""
+        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if self.served_name in self.adapters():
+            raise ValueError(f"lora: the name {self.served_name!r} is the model's own (model_name)")
         return self
 
     @model_validator(mode="after")

@@ -80,6 +80,9 @@ STOPPING_FLAGS: dict[str, Any] = {
     "include_stop": _option(bool, _STOPPING, "Include the matched stop in the text.", "--include-stop"),
     "timeout": o.Timeout,
 }
+ADAPTER_FLAGS: dict[str, Any] = {
+    "adapter": _option(str, _SAMPLING, "Name of a LoRA adapter that the worker has beside its model."),
+}
 GUIDED_FLAGS: dict[str, Any] = {
     "json_schema": _option(Path | None, _GUIDED, "File with the JSON schema of the answer."),
     "regex": _option(str | None, _GUIDED, "Regular expression that the whole answer matches."),
@@ -105,7 +108,8 @@ _DEFAULTS: dict[str, Any] = {"ignore_eos": False, "include_stop": False, "timeou
 
 def with_generation_flags(*, max_tokens: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command that takes `flags: GenerationFlags` among its parameters; `max_tokens` is a default."""
-    flags = {**SAMPLING_FLAGS, **GUIDED_FLAGS, **REASONING_FLAGS, **SPECULATION_FLAGS, **STOPPING_FLAGS}
+    flags = {**SAMPLING_FLAGS, **ADAPTER_FLAGS, **GUIDED_FLAGS, **REASONING_FLAGS, **SPECULATION_FLAGS}
+    flags |= STOPPING_FLAGS
     defaults = {**_DEFAULTS, "max_tokens": max_tokens}
     added: dict[str, tuple[Any, Any]] = {name: (kind, defaults.get(name)) for name, kind in flags.items()}
     return with_shared_flags("flags", added, _options)
@@ -134,6 +138,7 @@ def _options(given: dict[str, Any]) -> GenerateOptions:
         "reasoning": _reasoning(*(given[name] for name in REASONING_FLAGS)),
         "draft_tokens": given["draft_tokens"],
         "prompt_lookup": given["prompt_lookup"],
+        "model": given["adapter"] or "",
     }
     return options
 

@@ -114,6 +114,8 @@ def _show(report: Report) -> None:
         table.add_row("state", server["state"])
         table.add_row("model", f"{model['name']}: {model['architecture']}, {_short(model['parameters'])} parameters")
         weights = f"{model['dtype']}, {model['quantization']} weights" if model["quantization"] else model["dtype"]
+        if model["adapters"]:
+            table.add_row("adapters", ", ".join(model["adapters"]))
         table.add_row("context", f"{model['context_length']} tokens, {weights}")
         shared = f", {ranks} ranks" if (ranks := server["tensor_parallel_ranks"]) > 1 else ""
         table.add_row("device", f"{server['device']} {server['device_name']}".strip() + shared)

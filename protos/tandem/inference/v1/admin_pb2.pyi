@@ -83,6 +83,7 @@ class GetModelResponse(_message.Message):
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     """for example "llama" """
@@ -108,6 +109,10 @@ class GetModelResponse(_message.Message):
     def eos_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """sampled ids that end an answer unless ignore_eos"""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Adapters beside the model (LoRA): GenerateRequest.model may be one of these names. Nothing else of the model differs."""
+
     def __init__(
         self,
         *,
@@ -127,10 +132,11 @@ class GetModelResponse(_message.Message):
         head_dim: _builtins.int = ...,
         tokenizer_fingerprint: _builtins.str = ...,
         quantization: _builtins.str = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "bos_id", b"bos_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "architecture", b"architecture", "attention_heads", b"attention_heads", "bos_id", b"bos_id", "checkpoint_format", b"checkpoint_format", "context_length", b"context_length", "dtype", b"dtype", "eos_ids", b"eos_ids", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "adapters", b"adapters", "architecture", b"architecture", "attention_heads", b"attention_heads", "bos_id", b"bos_id", "checkpoint_format", b"checkpoint_format", "context_length", b"context_length", "dtype", b"dtype", "eos_ids", b"eos_ids", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_id: _TypeAlias = _typing.Literal["bos_id"]  # noqa: Y015
     _WhichOneofArgType__bos_id: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id"]  # noqa: Y015

@@ -847,7 +847,7 @@ class GenerateRequest(_message.Message):
     request_id: _builtins.str
     """Empty: made by the worker; must be unique among running requests."""
     model: _builtins.str
-    """name; empty: the one that is served"""
+    """Name of the model, or of an adapter beside it (GetModelResponse.adapters); empty: the model."""
     n: _builtins.int
     """outputs that are returned"""
     best_of: _builtins.int

@@ -1,10 +1,11 @@
-"""Adapters that were trained beside a model (LoRA, https://arxiv.org/abs/2106.09685), as PEFT writes them. Their
-changes are added to the model's tensors when these are read:
+"""Adapters that were trained beside a model (LoRA, https://arxiv.org/abs/2106.09685), as PEFT writes them:
 
     W' = W + scale * B A      A [r, in], B [out, r]; scale = lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora
 
-Of a matrix that is stored the other way round, and of an embedding, `(B A)^T` is added. A tensor that was trained whole
-(`modules_to_save`, biases) takes the place of the model's.
+One adapter's changes are added to the model's tensors when these are read. Of a matrix that is stored the other way
+round, and of an embedding, `(B A)^T` is added. A tensor that was trained whole (`modules_to_save`, biases) takes the
+place of the model's. Or A and B of several stay beside the model, and what they give is added to what its matrices give
+(`LowRank`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -31,7 +33,12 @@ _PREFIX = "base_model.model."
 _PART = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?")
 _WHOLE = re.compile(r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?\.(weight|bias)")
 _PATTERN = re.compile(r"\^?(?:\w|\\?\.)+")
+# The matrices whose changes may stay beside the model, by their canonical names.
+_BESIDE = re.compile(r"layers\.\d+\.(attention\.(q|k|v|output)|mlp\.(gate|up|down))")
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
+
+Rows: TypeAlias = Callable[[torch.Tensor], torch.Tensor]  # takes those of one matrix out of those of a stored tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,15 @@ class _Update:
         return torch.addmm(matrix.float(), left, right, alpha=self.scale).to(matrix.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to a matrix `[out, in]` of the model: `scale * b a`, with a `[r, in]` and b `[out, r]`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
 class Adapted:
     """A tensor of a model with an adapter's change, as a file that has it alone; what is read is a copy."""
 
@@ -98,9 +114,7 @@ class Adapted:
 def adapted_tensors(files: Mapping[str, TensorFile], path: Path) -> dict[str, TensorFile]:
     """Returns the tensors of a model that the adapter in the folder `path` changes. `files` has those of the model by
     their names. Raises CheckpointError."""
-    config = Fields.read(path / "adapter_config.json")
-    check_fields(config, ADAPTER)
-    changes = _changes(config, open_files(path, _WEIGHTS))
+    changes = _read(path)
     for name, change in changes.items():
         of = f"{path}: the change of {name}"
         if name not in files:
@@ -117,6 +131,49 @@ def adapted_tensors(files: Mapping[str, TensorFile], path: Path) -> dict[str, Te
             raise CheckpointError(f"{of} has the shape {list(shape)}, but the tensor has {list(ours.shape)}")
     _log.info("%s changes %d tensors", path, len(changes))
     return {name: Adapted(files[name], change) for name, change in changes.items()}
+
+
+def low_rank(
+    path: Path,
+    parts_of: Callable[[str], Mapping[str, Rows]],
+    shapes: Mapping[str, tuple[int, ...]],
+    is_turned: Callable[[str], bool],
+) -> dict[str, LowRank]:
+    """Returns what the adapter in the folder `path` adds to matrices of the model, by their canonical names.
+
+    `parts_of` tells the matrices that lie in a tensor of the files, and how the rows of each are taken out of it;
+    `is_turned` whether the files have it the other way round; `shapes` are those of the matrices. Raises
+    CheckpointError for what can only be added to the weights.
+    """
+    found: dict[str, LowRank] = {}
+    for stored, change in _read(path).items():
+        of = f"{path}: the change of {stored}"
+        parts = parts_of(stored)
+        if isinstance(change, _Tensor) or not parts or not all(map(_BESIDE.fullmatch, parts)):
+            what = "of attention and of feed-forward parts without experts"
+            raise CheckpointError(
+                f"{of} cannot be kept beside the model, but those of matrices {what} can; use adapter"
+            )
+        if change.turned != is_turned(stored):
+            raise CheckpointError(f"{of}: fan_in_fan_out is {change.turned}, which the model's files contradict")
+        a, b = change.a.read().float(), change.b.read().float()
+        whole = sum(shapes[name][0] for name in parts)
+        if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+            raise CheckpointError(f"{of}: lora_A and lora_B have other shapes than [r, in] and [out, r]")
+        for name, rows in parts.items():
+            if (len(b), a.shape[1]) != (whole, shapes[name][1]):
+                has = [len(b), a.shape[1]]
+                raise CheckpointError(f"{of} has the shape {has}, but the matrix has {[whole, shapes[name][1]]}")
+            found[name] = LowRank(a, rows(b).contiguous(), change.scale)
+    _log.info("%s stays beside the model and changes %d matrices", path, len(found))
+    return found
+
+
+def _read(path: Path) -> dict[str, _Update | _Tensor]:
+    """Returns an adapter's changes by the names of the model's tensors."""
+    config = Fields.read(path / "adapter_config.json")
+    check_fields(config, ADAPTER)
+    return _changes(config, open_files(path, _WEIGHTS))
 
 
 def _changes(config: Fields, files: Mapping[str, TensorFile]) -> dict[str, _Update | _Tensor]:

@@ -13,12 +13,13 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from tandem.worker.checkpoints.adapters import Adapted, adapted_tensors
+from tandem.worker.checkpoints.adapters import Adapted, LowRank, Rows, adapted_tensors, low_rank
 from tandem.worker.checkpoints.checkpoint import (
     CheckpointError,
     StoredMatrix,
@@ -210,6 +211,24 @@ class HuggingFaceCheckpoint:
                 yield name, self._copy
             else:
                 yield name, source[order]
+
+    def low_rank(self, adapter: Path) -> dict[str, LowRank]:
+        """Returns what an adapter adds to matrices of the model, by their canonical names. Raises CheckpointError."""
+        ours = {theirs: name for name, theirs in self._names.items()}
+        shapes = self.config.tensor_shapes()
+
+        def parts_of(stored: str) -> dict[str, Rows]:
+            name = ours.get(stored, stored)  # of a matrix that is stored quantized there are parts alone
+            inside = {one: place for one, place in self._places.items() if (place.stored, place.expert) == (name, None)}
+            return {one: partial(self._taken, one, place) for one, place in inside.items()}
+
+        return low_rank(adapter, parts_of, shapes, lambda stored: self._architecture.is_transposed(stored, None))
+
+    def _taken(self, name: str, place: Place, stored: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of a canonical tensor out of as many as its stored one has."""
+        rows = stored if place.rows is None else stored[place.rows]
+        order = row_order(self.config, self._architecture, name, len(rows))
+        return rows if order is None else rows[order]
 
     def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """Implements `Checkpoint.release`."""

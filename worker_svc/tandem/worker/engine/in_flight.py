@@ -112,7 +112,7 @@ def work(chunk: Chunk) -> Work:
     tokens, in_flight = request.tokens[chunk.start : chunk.start + chunk.length], request.in_flight
     row = in_flight.row if in_flight.pending else None
     state = STATELESS_WORK if chunk.state is None else StateWork(*chunk.state)
-    return Work(tokens, chunk.start, request.pages.held, chunk.logits, row, state)
+    return Work(tokens, chunk.start, request.pages.held, chunk.logits, row, state, request.adapter)
 
 
 def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:

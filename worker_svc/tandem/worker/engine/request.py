@@ -148,6 +148,7 @@ class Request:
     priority: int = 0
     caller: str = ""  # who is charged for it
     logprobs: LogprobOptions = NO_LOGPROBS
+    adapter: int = -1  # beside the model, that changes it
     drafting: Drafting | None = None
     matcher: Matcher | None = None  # of guided decoding, after `num_tokens`
     thinking: Thinking | None = None
@@ -176,13 +177,14 @@ class Request:
         salt: str = "",
         bypass: bool = False,
         logprobs: LogprobOptions = NO_LOGPROBS,
+        adapter: int = -1,
     ) -> Request:
         """Makes a request from ids: `prompt`, and `resumed` (output from elsewhere), which `max_tokens` counts too."""
         head = np.asarray(prompt, dtype=np.int32)
         known = np.concatenate((head, np.asarray(resumed, dtype=np.int32)))
         tokens = np.zeros(len(head) + stopping.max_tokens, dtype=np.int32)
         tokens[: len(known)] = known
-        asked = (sampling, stopping, priority, caller, logprobs)
+        asked = (sampling, stopping, priority, caller, logprobs, adapter)
         return cls(number, tokens, len(head), len(known), *asked, sharing=Sharing(salt, bypass))
 
     @property

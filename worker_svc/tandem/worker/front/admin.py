@@ -42,7 +42,7 @@ class Worker(Protocol):
     started_at: float
 
     def serves(self, model: str) -> None:
-        """Raises NOT_FOUND unless `model` is empty or the one that is served."""
+        """Raises NOT_FOUND unless `model` is empty, or the one that is served or an adapter beside it."""
         ...
 
     def operator_refusal(self, metadata: Metadata) -> ServiceError | None:
@@ -62,7 +62,8 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
         worker = self._worker
         worker.serves(request.model)
         known = fields_of(pb.GetModelResponse, worker.supervisor.require_info())
-        return pb.GetModelResponse(name=worker.model_name, tokenizer_fingerprint=worker.fingerprint, **known)
+        name = request.model or worker.model_name
+        return pb.GetModelResponse(name=name, tokenizer_fingerprint=worker.fingerprint, **known)
 
     async def GetServer(  # noqa: N802
         self, request: pb.GetServerRequest, context: grpc.aio.ServicerContext[pb.GetServerRequest, pb.GetServerResponse]

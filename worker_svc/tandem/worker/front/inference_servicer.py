@@ -85,7 +85,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(
                     request_id=running.request_id,
-                    model=worker.model_name,
+                    model=request.model or worker.model_name,
                     prompt_tokens=running.prompt_tokens,
                     max_tokens=submit.max_tokens,
                     sampling=effective_sampling(submit.sampling, request.sampling),
@@ -117,7 +117,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             worker.close(running)
             if trailers := worker.load_trailers():
                 context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailers))
-            tell(**facts(running.request_id, worker.model_name, running.prompt_tokens, running.streams))
+            tell(
+                **facts(running.request_id, request.model or worker.model_name, running.prompt_tokens, running.streams)
+            )
 
     def _share(self, running: Running, metadata: Mapping[str, str | bytes], *, with_logprobs: bool) -> None:
         """Has the call that a request names, if there is one, send its deltas."""

@@ -122,6 +122,12 @@ class WorkerMetrics:
             int(reason): success.labels(model_name, _FINISHED.get(reason, reason.name.lower()))
             for reason in (*FinishReason, *Failure)
         }
+        self._adapter_requests = Counter(
+            "tandem_adapter_requests",
+            "Admitted requests for an adapter beside the model",
+            ["model_name", "adapter"],
+            registry=registry,
+        )
         compilations = Counter(
             "tandem_guide_compilations",
             "Guide compilations by outcome",
@@ -170,6 +176,10 @@ class WorkerMetrics:
         self._cache.clear()
         pages = info.kv_cache_tokens // info.page_size
         self._cache.labels(self._model_name, info.page_size, pages, info.kv_cache_dtype).set(1)
+
+    def adapter_asked(self, adapter: str) -> None:
+        """Counts a request for an adapter that is served."""
+        self._adapter_requests.labels(self._model_name, adapter).inc()
 
     def engine_ended(self) -> None:
         """Sets the gauges to an engine that is gone."""

@@ -83,7 +83,8 @@ class WorkerService:
         file = settings.admin_token_file
         self.operators = None if file is None else BearerTokens(file, "admin_token_file")
         self.metrics = ServiceMetrics("tandem-worker")
-        self.model_name = settings.model_name or settings.model.rstrip("/").rsplit("/", 1)[-1]
+        self.model_name = settings.served_name
+        self.adapters = frozenset(settings.adapters())
         self.worker_metrics = WorkerMetrics(
             self.metrics.registry,
             self.model_name,
@@ -349,9 +350,9 @@ class WorkerService:
     # --- requests
 
     def serves(self, model: str) -> None:
-        """Raises NOT_FOUND unless `model` is empty or the one that is served."""
-        if model and model != self.model_name:
-            raise not_found("model", model, [self.model_name])
+        """Raises NOT_FOUND unless `model` is empty, or the one that is served or an adapter beside it."""
+        if model and model != self.model_name and model not in self.adapters:
+            raise not_found("model", model, [self.model_name, *sorted(self.adapters)])
 
     async def open(self, request: pb.GenerateRequest, told: int = 0) -> tuple[Running, Submit]:
         """Checks a request, admits it and hands it to the engine; raises ServiceError. `told` is how often its sender
@@ -386,6 +387,8 @@ class WorkerService:
             if self.admission.has_others(caller):
                 self.worker_metrics.refused_by_share.inc()
             raise
+        if submit.adapter >= 0:
+            self.worker_metrics.adapter_asked(request.model)
         wake = asyncio.Event()
         numbers = range(submit.number, submit.number + submit.samples)
         streams = [OutputStream(number, delivery, wake=wake) for number in numbers]

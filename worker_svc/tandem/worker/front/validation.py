@@ -98,8 +98,7 @@ def validate(
         include_stop=stopping.include_stop,
         sampling=to_sampling(request.sampling, info.sampling_defaults, info.context_length, seed),
         priority=request.priority,
-        # The length in front keeps every pair of caller and salt apart.
-        salt=f"{len(caller)}:{caller}{request.cache.salt}" if cache_per_caller else request.cache.salt,
+        salt=_salt(request, info, caller if cache_per_caller else None),
         bypass=request.cache.bypass,
         logprobs=_logprobs(request),
         stop_sequences=[list(sequence.ids) for sequence in stopping.stop_sequences],
@@ -109,6 +108,7 @@ def validate(
         guide=guide_of(request.guided),
         caller=caller,
         reasoning=reasoning_of(request),
+        adapter=info.adapters.index(request.model) if request.model in info.adapters else -1,
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
     logprobs = submit.logprobs
@@ -118,6 +118,15 @@ def validate(
         most = max(1, _MESSAGE_BYTES // told)
     interval = min(max(1, output.stream_interval_tokens), most)
     return submit, Delivery(interval, delay, others=logprobs.width > 0, most_tokens=most, scored=logprobs.sampled)
+
+
+def _salt(request: pb.GenerateRequest, info: EngineInfo, caller: str | None) -> str:
+    """Returns under which salt pages are shared. What an adapter computes is of no use to the model alone or to another
+    one. Lengths keep all that is in front of the request's own salt apart from it."""
+    salt = request.cache.salt if caller is None else f"{len(caller)}:{caller}{request.cache.salt}"
+    if request.model in info.adapters:
+        return f"{len(request.model)}:{request.model}{salt}"
+    return f"0:{salt}" if salt and info.adapters else salt
 
 
 def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:

@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Float8Rows
+from tandem.worker.model.changes import Changes
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
 from tandem.worker.model.cpu.wide_panels import WidePanels
@@ -226,6 +227,7 @@ class Linear(torch.nn.Module):
         self.weight_rows = out_features  # of a weight, at most
         self.weights = torch.nn.ModuleList()  # of `Weight`, one after the other; none before the first rows come
         self.bias = self._made_bias(dtype) if bias else None
+        self.changes: Changes | None = None  # of adapters
 
     def _made_bias(self, dtype: torch.dtype) -> Bias:
         return Bias(self.out_features, dtype)
@@ -239,18 +241,23 @@ class Linear(torch.nn.Module):
         """The same, but for the bias."""
         products = [weight(x) for weight in self.weights]
         product: torch.Tensor = products[0] if len(products) == 1 else torch.cat(products, dim=1)
+        if self.changes is not None and self.changes.active:
+            assert isinstance(x, torch.Tensor)
+            self.changes.add(x, product)
         return product
 
     def gated(self, x: torch.Tensor) -> torch.Tensor | None:
         """Computes `silu(gate) up` of the two halves of the outputs, where the product can end with that."""
         weight = self.weights[0]
-        alone = len(self.weights) == 1 and self.bias is None
+        alone = len(self.weights) == 1 and self.bias is None and not (self.changes and self.changes.active)
         return weight.gated(x) if alone and isinstance(weight, QuantizedWeight) else None
 
     @property
     def takes_float8(self) -> bool:
         """Tells whether rows may come as 8-bit floats with a scale each."""
-        return all(isinstance(weight, Float8Weight) and weight.takes_float8 for weight in self.weights)
+        return self.changes is None and all(
+            isinstance(weight, Float8Weight) and weight.takes_float8 for weight in self.weights
+        )
 
     @property
     def row_multiple(self) -> int:

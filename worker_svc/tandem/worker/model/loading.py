@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from tandem.worker.checkpoints.adapters import LowRank
 from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint, CheckpointError
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.adapters import add_adapter
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.head import Head
@@ -30,6 +32,7 @@ def load_transformer(
     operations: Operations | None = None,
     quantization: MadeOf = "stored",
     ranks: Ranks = ALONE,
+    adapters: Sequence[Mapping[str, LowRank]] = (),
 ) -> Transformer:
     """Loads a model with the checkpoint's weights, in `dtype` on `device`.
 
@@ -37,7 +40,7 @@ def load_transformer(
     for example another context length; `operations` computes by other kernels than torch's. `quantization` is what
     matrices are turned into; "stored" keeps quantized ones as they are, None makes plain ones of them. Embedding and
     output get int8 for int4 and stay plain for fp8; a router is never quantized. With several `ranks`, the model is
-    this one's part of it. Raises CheckpointError.
+    this one's part of it, without `adapters`, which stay beside it. Raises CheckpointError.
     """
     whole = config or checkpoint.config
     # Where products are compiled, a CPU keeps matrices and the cache in the dtype, and all else in float32.
@@ -81,6 +84,8 @@ def load_transformer(
             module.join()
         elif isinstance(module, HeadLinear):
             module.joined = model.operations.join_heads(module)
+    for number, changes in enumerate(adapters):
+        add_adapter(model, number, changes, WeightFiller(device, dtype, None, panels=panels, compiled=compiled))
     model.multiply_by(model.operations.products[0])
     return model
 

@@ -16,6 +16,7 @@ import torch
 
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan, Segment
+from tandem.worker.model.changes import AdaptedRows
 from tandem.worker.model.decodes import Decodes
 from tandem.worker.model.inference import in_inference_mode
 from tandem.worker.model.kv_cache import KVCache
@@ -84,9 +85,8 @@ class ModelRunner:
         if sampled is not None:
             self._take_sampled(step.ids, step.rows, work, sampled)
         states = None if self.model.config.recurrence is None else self._state_moves(step.rows, work)
-        return self.model.forward(
-            step.ids, step.positions, self.cache, step.slots, step.plans, step.logit_rows, states, step.late
-        )
+        given = step.ids, step.positions, self.cache, step.slots, step.plans, step.logit_rows, states, step.late
+        return self.model.forward(*given, step.adapted)
 
     def _prepared(self, work: Sequence[Work]) -> Step:
         """Prepares a step, which the next one may go on with."""
@@ -116,7 +116,8 @@ class ModelRunner:
                 )
         ids, positions, slots = map(self._to_device, tokens)
         wanted_there = None if logit_rows is None else self._to_device(logit_rows)
-        step = Step(ids, positions, slots, self._plans(segments), wanted_there, late, rows)
+        adapted = self._adapted(work, rows)
+        step = Step(ids, positions, slots, self._plans(segments), wanted_there, late, rows, adapted)
         if self.device.type == "cpu":
             self._decodes = Decodes.of(step, work, tokens, self.cache.shape.page_size)
         return step
@@ -147,6 +148,19 @@ class ModelRunner:
         )
         slots[1, :total] = positions[:total] % size
         return tokens
+
+    def _adapted(self, work: Sequence[Work], rows: Sequence[int]) -> dict[int, AdaptedRows]:
+        """Returns the rows of each adapter, padded as all rows are; `rows[i]` is the first row of work i."""
+        own: dict[int, list[npt.NDArray[np.int64]]] = {}
+        for item, row in zip(work, rows, strict=True):
+            if item.adapter >= 0:
+                own.setdefault(item.adapter, []).append(np.arange(row, row + len(item.tokens)))
+        found: dict[int, AdaptedRows] = {}
+        for adapter, parts in own.items():
+            together = np.concatenate(parts)
+            index = np.pad(together, (0, self._padded(len(together)) - len(together)), mode="edge")
+            found[adapter] = AdaptedRows(self._to_device(index), len(together))
+        return found
 
     def _plans(self, segments: Sequence[Segment]) -> dict[AttentionKind, Plan]:
         operations, heads = self.model.operations, self.model.config.num_heads

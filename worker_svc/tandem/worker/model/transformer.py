@@ -15,9 +15,11 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.checkpoints.model_parts.positions import Rope
 from tandem.worker.model.attention import Plan, soft_cap_
+from tandem.worker.model.changes import Adapted, AdaptedRows
 from tandem.worker.model.compressed_plan import CompressedPlan
 from tandem.worker.model.cpu.beginning import CompiledBeginning
 from tandem.worker.model.cpu.ending import CompiledEnding
+from tandem.worker.model.cpu.layer import CompiledStep, LayerKind
 from tandem.worker.model.cpu.operations import NativeOperations, cpu_operations
 from tandem.worker.model.cpu.stack import CompiledStack
 from tandem.worker.model.destinations import Destination, of_norm
@@ -54,6 +56,7 @@ class Transformer(torch.nn.Module):
         """Builds the layers; `config` and `self.vocab_size` are those of the whole model, `self.config` is that of this
         rank's part."""
         super().__init__()
+        self.adapted = Adapted()
         self.ranks, self.vocab_size, first = ranks, config.vocab_size, ranks.tokens(config).start
         self.config = config = ranks.share(config)
         self.dtype = dtype
@@ -95,6 +98,7 @@ class Transformer(torch.nn.Module):
         logit_rows: torch.Tensor | None,
         states: StateMoves | None = None,
         late: Mapping[AttentionKind, Plan] | None = None,
+        adapted: Mapping[int, AdaptedRows] | None = None,
     ) -> torch.Tensor:
         """Stores keys and values of all rows and computes the logits of some.
 
@@ -106,6 +110,7 @@ class Transformer(torch.nn.Module):
         states: what happens to the states of layers that have such.
         late: plans of the wanted rows alone, which are all that the last layers compute if they store nothing
             (`config.shared_layers`).
+        adapted: which rows belong to which adapter; where any do, every layer computes all rows, piece by piece.
 
         Returns `[M, vocab]`: float32, or of 16 bits where nothing was done to them in float32
         (`Operations.wide_logits`). On a CPU they may hold until the next call of as many rows only.
@@ -120,13 +125,22 @@ class Transformer(torch.nn.Module):
         for plan in plans.values():
             if isinstance(plan, CompressedPlan):
                 plan.rotate(self.rotations.model)
-        compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
+        self.adapted.rows = adapted or {}
+        compiled: Mapping[LayerKind, CompiledStep] = {}
+        if adapted:
+            late = None
+        else:
+            compiled = self._stack.steps(self.operations, cache, rotations, growth, slots, plans, given)
         step = Step(rotations, growth, cache, slots, plans, compiled, states, given, ids)
         wanted = logit_rows if cache.hidden is None else None
         last = self.config.num_layers
         shared = last if late is None else last - self.config.shared_layers
-        ends = wanted is None and late is None and cache.hidden is None
-        x, delta, logits = self._compute(0, shared, x, delta, step, wanted if late is None else None, ends=ends)
+        ends = wanted is None and late is None and cache.hidden is None and not adapted
+        within = wanted if late is None and not adapted else None
+        x, delta, logits = self._compute(0, shared, x, delta, step, within, ends=ends)
+        if adapted and wanted is not None:
+            assert delta is not None
+            x, delta = x.index_select(0, wanted), delta.index_select(0, wanted)
         if late is not None:
             assert delta is not None and logit_rows is not None
             x, delta, step = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), step.of(logit_rows, late)

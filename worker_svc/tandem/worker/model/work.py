@@ -11,6 +11,7 @@ import torch
 
 from tandem.worker.checkpoints.model_parts.heads import AttentionKind
 from tandem.worker.model.attention import Plan
+from tandem.worker.model.changes import AdaptedRows
 from tandem.worker.model.states import STATELESS_WORK, StateWork
 
 
@@ -18,7 +19,7 @@ class Work(NamedTuple):
     """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
     `samples` (0 to length) of them are wanted. With `row`, the first token is that row of what was sampled last, and
     what stands in its place in `tokens` is not looked at. Without a `state`, a model that has them begins with none and
-    keeps none.
+    keeps none. `adapter`: the number of the one that changes it; -1: none.
 
     What `pages` holds is not changed: where a sequence's pages are others, it is another array.
     """
@@ -29,6 +30,7 @@ class Work(NamedTuple):
     samples: int
     row: int | None = None
     state: StateWork = STATELESS_WORK
+    adapter: int = -1
 
 
 class Tokens(NamedTuple):
@@ -49,3 +51,4 @@ class Step(NamedTuple):
     logit_rows: torch.Tensor | None
     late: Mapping[AttentionKind, Plan] | None
     rows: list[int]  # the first row of each work
+    adapted: Mapping[int, AdaptedRows]

@@ -12,7 +12,9 @@ import torch
 
 from tandem.common.cores import computing_threads
 from tandem.worker.checkpoints import Checkpoint, open_checkpoint, open_head
+from tandem.worker.checkpoints.adapters import LowRank
 from tandem.worker.checkpoints.grouped import DEFAULT_INT4_GROUP, GROUPS, Quantization
+from tandem.worker.checkpoints.hugging_face import HuggingFaceCheckpoint
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine import sampler
 from tandem.worker.engine.engine import Engine
@@ -76,6 +78,7 @@ class BuiltEngine:
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     draft_tokens: int = 0
     draft_model: str = ""
+    adapters: tuple[str, ...] = ()  # beside the model, by their numbers
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -145,6 +148,7 @@ def build_engine(
         sampling_defaults=checkpoint.sampling_defaults,
         draft_tokens=config.draft_tokens or (DEFAULT_DRAFT_TOKENS if draft is not None else 0),
         draft_model=config.draft_model,
+        adapters=tuple(config.adapters()),
     )
 
 
@@ -182,9 +186,18 @@ def _load(
             operations=operations,
             quantization=quantization,
             ranks=ranks,
+            adapters=_beside(config, checkpoint),
         )
     ranks.wait()
     return model, _draft_model(config, served, device, dtype, operations, ranks)
+
+
+def _beside(config: EngineConfig, checkpoint: Checkpoint) -> list[dict[str, LowRank]]:
+    """Reads the adapters that stay beside the model. Raises BuildError."""
+    folders = config.adapters()
+    if folders and not isinstance(checkpoint, HuggingFaceCheckpoint):
+        raise BuildError(f"lora takes a model in Hugging Face's layout; {config.model} is {checkpoint.format}")
+    return [checkpoint.low_rank(folder) for folder in folders.values() if isinstance(checkpoint, HuggingFaceCheckpoint)]
 
 
 def _engine(

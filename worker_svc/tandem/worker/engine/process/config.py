@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tandem.worker.engine.guides.limits import (
     DEFAULT_COMPILE_SECONDS,
@@ -18,6 +20,13 @@ from tandem.worker.engine.guides.limits import (
 OWN_HEAD = "mtp"  # as tensors of such heads are called
 # A CPU computes 256 tokens a step no slower than 512, and others wait half as long behind a prompt.
 DEFAULT_LOADS = {"cpu": (256, 64), "cuda": (4096, 256)}
+
+LORA = (
+    "NAME=FOLDER: a LoRA adapter, as PEFT writes it, that stays beside the model and changes the answers of requests "
+    "whose `model` is NAME; repeatable. For models in Hugging Face's layout, quantized or not"
+)
+MOST_ADAPTERS = 256
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}")
 
 
 class EngineConfig(BaseModel):
@@ -119,6 +128,7 @@ class EngineConfig(BaseModel):
         description="folder of a LoRA adapter, as PEFT writes it, whose changes are added to the weights when they are "
         "loaded; for models in Hugging Face's layout that are not stored quantized",
     )
+    lora: tuple[str, ...] = Field(default=(), description=LORA)
     draft_model: str = Field(
         default="",
         description="checkpoint of a small model with the same vocabulary, which guesses for the large one; "
@@ -145,6 +155,26 @@ class EngineConfig(BaseModel):
         le=1_048_576,
         description="memory that the processes of all guides may take together, MiB; new guides are refused near it",
     )
+
+    @model_validator(mode="after")
+    def _adapters_are_named(self) -> EngineConfig:
+        if self.adapters() and self.tensor_parallel > 1:
+            raise ValueError("lora is not served with tensor_parallel; --adapter adds one to the weights")
+        return self
+
+    def adapters(self) -> dict[str, Path]:
+        """Maps names of adapters to their folders, in the order of their numbers. Raises ValueError."""
+        found: dict[str, Path] = {}
+        for entry in self.lora:
+            name, _, folder = entry.partition("=")
+            if not _ADAPTER_NAME.fullmatch(name) or not folder:
+                raise ValueError(f"--lora {entry}: NAME=FOLDER is expected, a NAME of letters, digits and . _ - : /")
+            if name in found:
+                raise ValueError(f"--lora {entry}: the name {name!r} is given twice")
+            found[name] = Path(folder)
+        if len(found) > MOST_ADAPTERS:
+            raise ValueError(f"--lora is given {len(found)} times; at most {MOST_ADAPTERS} adapters are served")
+        return found
 
     def on(self, device: str) -> EngineConfig:
         """Returns the configuration on a type of device, with what that decides."""

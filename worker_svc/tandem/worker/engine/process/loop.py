@@ -228,6 +228,7 @@ def describe(built: BuiltEngine) -> EngineInfo:
         row_invariant=built.row_invariant,
         draft_tokens=built.draft_tokens,
         draft_model=built.draft_model,
+        adapters=list(built.adapters),
         tensor_parallel_ranks=built.ranks,
         max_batch_tokens=built.engine.scheduler.limits.max_batch_tokens,
         max_running_requests=built.engine.scheduler.limits.max_running,

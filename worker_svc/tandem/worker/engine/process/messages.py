@@ -58,6 +58,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     guide: tuple[str, str] | None = None  # kind and text of `Guide`
     caller: str = ""  # who is charged for it
     reasoning: tuple[list[int], list[int], int | None] | None = None  # the arguments of `Reasoning`
+    adapter: int = -1  # its number, of `EngineInfo.adapters`; -1: none
 
     def _rules(self) -> Reasoning | None:
         return None if self.reasoning is None else Reasoning(*self.reasoning, leads=self.guide is not None)
@@ -93,6 +94,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             caller=self.caller,
             salt=self.salt,
             bypass=self.bypass,
+            adapter=self.adapter,
             # The samples of a prompt share it: it is scored once.
             logprobs=self.logprobs if index == 0 else replace(self.logprobs, prompt=False),
         )
@@ -215,6 +217,7 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     row_invariant: bool
     draft_tokens: int = 0  # of a request that names no number
     draft_model: str = ""  # empty: there is none
+    adapters: list[str] = []  # beside the model, by their numbers from 0 on
     tensor_parallel_ranks: int = 1  # that share the model
     max_batch_tokens: int = 0
     max_running_requests: int = 0

@@ -12,4 +12,4 @@ class ProcessOptions(msgspec.Struct):
     note: int  # descriptor of the `SuspectNote`
     log_format: str
     log_level: str
-    config: dict[str, str | int | float | bool]
+    config: dict[str, str | int | float | bool | list[str]]

@@ -281,7 +281,8 @@ class GraphedRunner(ModelRunner):
         """Does what `ModelRunner.forward` does; logits of a recorded step hold until the next call."""
         lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
         count = self._needed(work, int(lengths.sum()))
-        if self._inputs is None or count > self._most or any(len(w.tokens) != w.samples for w in work):
+        recorded = all(len(item.tokens) == item.samples and item.adapter < 0 for item in work)
+        if self._inputs is None or count > self._most or not recorded:
             return super().forward(work, sampled)
         rows = next(rows for rows in self._rows if rows >= count)
         self._inputs.fill(work, rows)

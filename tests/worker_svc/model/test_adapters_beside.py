@@ -1,0 +1,156 @@
+"""Adapters that stay beside a model: each row is given its own adapter's change, as PEFT computes it, and no other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+
+from tandem.worker.checkpoints import CheckpointError
+from tandem.worker.checkpoints.hugging_face import HuggingFaceCheckpoint
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.loading import load_transformer
+from tandem.worker.model.row_invariance import known_padding
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.work import Work
+from tests.worker_svc.checkpoints.test_adapters import ATTENTION, MODULES, gpt2, phi3, qwen2
+from tests.worker_svc.checkpoints.test_packed import FORMATS, save_packed
+from tests.worker_svc.model.llama_folders import random_llama, some_ids
+from tests.worker_svc.model.random_models import saved
+from tests.worker_svc.model.tiny_models import MODELS
+
+PAGE, PAGES = 16, 40
+MODEL_KINDS: dict[str, tuple[Callable[[], Any], list[dict[str, Any]]]] = {
+    "llama": (
+        random_llama,
+        [
+            {"r": 4, "lora_alpha": 10, "target_modules": MODULES},
+            {"r": 33, "lora_alpha": 7, "use_rslora": True, "target_modules": ["v_proj", "down_proj"]},
+        ],
+    ),
+    "biases": (qwen2, [{"r": 4, "target_modules": MODULES}, {"r": 2, "target_modules": ATTENTION}]),
+    "matrices of inputs and outputs": (
+        gpt2,
+        [{"r": 4, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}],
+    ),
+    "fused matrices": (phi3, [{"r": 4, "target_modules": ["qkv_proj", "gate_up_proj", "down_proj", "o_proj"]}]),
+}
+
+
+def adapters_of(folder: Path, model: Any, configs: list[dict[str, Any]]) -> None:
+    """Saves adapters of random numbers beside a model's folder."""
+    for number, config in enumerate(configs):
+        torch.manual_seed(7 + number)
+        adapted = peft.get_peft_model(model, peft.LoraConfig(**config))
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, 0, 0.2)
+        adapted.save_pretrained(folder / f"adapter{number}", save_embedding_layers=False)
+        model = adapted.unload()
+
+
+def merged(folder: Path, model: Any, number: int) -> Any:
+    """The model with an adapter, by PEFT."""
+    return peft.PeftModel.from_pretrained(model, folder / f"adapter{number}").merge_and_unload().eval()
+
+
+def runner_of(folder: Path, count: int, dtype: torch.dtype = torch.float32) -> ModelRunner:
+    checkpoint = HuggingFaceCheckpoint(folder / "base")
+    changes = [checkpoint.low_rank(folder / f"adapter{number}") for number in range(count)]
+    model = load_transformer(checkpoint, "cpu", dtype, adapters=changes)
+    cache = KVCache(CacheShape(model.config.cache_heads, PAGES, PAGE, Plain(dtype)), "cpu")
+    runner = ModelRunner(model, cache)
+    known_padding(runner)
+    return runner
+
+
+def logits_of(runner: ModelRunner, works: list[Work]) -> list[torch.Tensor]:
+    rows = runner.forward(works).clone()
+    return list(rows[: sum(work.samples for work in works)].split([work.samples for work in works]))
+
+
+def work(ids: list[int], place: int, adapter: int, *, samples: int | None = None, position: int = 0) -> Work:
+    pages = np.arange(4 * place, 4 * place + 4)
+    return Work(np.array(ids, np.int32), position, pages, len(ids) if samples is None else samples, adapter=adapter)
+
+
+@pytest.mark.parametrize("name", MODEL_KINDS)
+def test_each_sequence_has_the_logits_of_its_own_merged_model(name: str, tmp_path: Path) -> None:
+    make, configs = MODEL_KINDS[name]
+    plain = make().eval()
+    plain.save_pretrained(tmp_path / "base")
+    adapters_of(tmp_path, deepcopy(plain), configs)
+    runner = runner_of(tmp_path, len(configs))
+    models = [merged(tmp_path, deepcopy(plain), number) for number in range(len(configs))] + [plain]
+    ids = some_ids(97, 40)
+    found = logits_of(runner, [work(ids, number, number) for number in range(len(configs))] + [work(ids, 5, -1)])
+    for one, model in zip(found, models, strict=True):
+        with torch.inference_mode():
+            torch.testing.assert_close(one, model(torch.tensor([ids])).logits[0], atol=2e-4, rtol=1e-4)
+    for one in found[:-1]:
+        assert not torch.allclose(one, found[-1], atol=0.1), "it changes something"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "biases", "matrices of inputs and outputs", "gptq", "gemma 3n", "gemma 4"])
+def test_bits_are_the_same_alone_in_company_and_in_pieces(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    if kind == "gptq":
+        reference: Any = save_packed(tmp_path / "base", FORMATS["gptq"])
+        configs = MODEL_KINDS["llama"][1]
+    elif kind in MODEL_KINDS:
+        make, configs = MODEL_KINDS[kind]
+        reference = make()
+        reference.save_pretrained(tmp_path / "base")
+    else:
+        model, changes = MODELS[{"gemma 3n": "gemma3n", "gemma 4": "gemma4"}[kind]]
+        reference = saved(model, tmp_path / "base", **changes)
+        configs = [{"r": 4, "target_modules": r".*(self_attn\.(q|o)_proj|mlp\.(gate|down)_proj)"}]
+    adapters_of(tmp_path, reference, configs)
+    runner = runner_of(tmp_path, len(configs), dtype)
+    chance = random.Random(3)
+    sequences = [
+        ([chance.randrange(3, 97) for _ in range(chance.randrange(2, 30))], number % 3 - 1) for number in range(6)
+    ]
+    sequences = [(ids, min(adapter, len(configs) - 1)) for ids, adapter in sequences]
+    alone = [logits_of(runner, [work(ids, 0, adapter)])[0] for ids, adapter in sequences]
+    together = logits_of(runner, [work(ids, place, adapter) for place, (ids, adapter) in enumerate(sequences)])
+    assert all(map(torch.equal, alone, together))
+    # The beginning by itself, then a token of each, of which the last is wanted.
+    logits_of(runner, [work(ids[:-1], place, adapter, samples=0) for place, (ids, adapter) in enumerate(sequences)])
+    last = logits_of(
+        runner,
+        [work(ids[-1:], place, adapter, position=len(ids) - 1) for place, (ids, adapter) in enumerate(sequences)],
+    )
+    assert all(torch.equal(one[-1:], other) for one, other in zip(alone, last, strict=True))
+    ends = logits_of(runner, [work(ids, place, adapter, samples=1) for place, (ids, adapter) in enumerate(sequences)])
+    assert all(torch.equal(one[-1:], other) for one, other in zip(alone, ends, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "problem"),
+    [
+        (random_llama, {"target_modules": ["lm_head"]}, "lm_head.weight cannot be kept beside the model"),
+        (random_llama, {"target_modules": ["embed_tokens"]}, "embed_tokens.weight cannot be kept beside the model"),
+        (qwen2, {"target_modules": ["q_proj"], "bias": "all"}, "bias cannot be kept beside the model"),
+        (
+            random_llama,
+            {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
+            "norm.weight cannot be kept beside",
+        ),
+    ],
+)
+def test_what_can_only_be_added_to_the_weights_is_refused_by_name(
+    make: Callable[[], Any], config: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    make().save_pretrained(tmp_path / "base")
+    adapters_of(tmp_path, make(), [{"r": 2, **config}])
+    with pytest.raises(CheckpointError, match=problem):
+        HuggingFaceCheckpoint(tmp_path / "base").low_rank(tmp_path / "adapter0")

@@ -1,0 +1,66 @@
+"""What adapters that stay beside a model (LoRA) add to what one of its matrices gives, for their own rows alone:
+
+    y = x W^T        and for the rows of an adapter        y += scale * (x A^T) B^T
+
+The products are those of the model's other matrices, in the same dtype, so that a row's bits depend on nothing else. A
+step that has such rows is computed piece by piece; the bits of the others stay the same (`cpu/stack.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+
+class AdaptedRows(NamedTuple):
+    """The rows of one adapter in a step: `index` `[M]` int64, of which the first `count` are its own, and the others
+    padding."""
+
+    index: torch.Tensor
+    count: int
+
+
+@dataclass(slots=True)
+class Adapted:
+    """Which rows of the step that is computed belong to which adapter, by its number from 0 on."""
+
+    rows: Mapping[int, AdaptedRows] = field(default_factory=dict)
+
+
+class Change(torch.nn.Module):
+    """What an adapter adds to some of a matrix's outputs, from `first` on, by two matrices."""
+
+    def __init__(self, first: int, outputs: int, scale: float, a: torch.nn.Module, b: torch.nn.Module) -> None:
+        super().__init__()
+        self.first, self.outputs, self.scale, self.a, self.b = first, outputs, scale, a, b
+
+
+class Changes(torch.nn.Module):
+    """What adapters add to one matrix's product."""
+
+    def __init__(self, adapted: Adapted) -> None:
+        super().__init__()
+        self._adapted = adapted
+        self._of: dict[int, list[Change]] = {}
+
+    def put(self, adapter: int, change: Change) -> None:
+        """Takes a change of an adapter."""
+        self._of.setdefault(adapter, []).append(change)
+        self.add_module(f"{adapter}_{change.first}", change)
+
+    @property
+    def active(self) -> bool:
+        """Tells whether the step that is computed has rows that it changes."""
+        return not self._of.keys().isdisjoint(self._adapted.rows)
+
+    def add(self, x: torch.Tensor, product: torch.Tensor) -> None:
+        """Adds to `product` `[N, out]` what the rows of `x` `[N, in]` that belong to adapters are given."""
+        for adapter, (index, count) in self._adapted.rows.items():
+            changes = self._of.get(adapter, ())
+            rows = x.index_select(0, index) if changes else x
+            for each in changes:
+                more = (each.b(each.a(rows))[:count] * each.scale).to(product.dtype)
+                product[:, each.first : each.first + each.outputs].index_add_(0, index[:count], more)
