@@ -56,7 +56,7 @@ worker.engine.request worker.engine.reasoning worker.engine.sampling worker.engi
 worker.engine.pages
 worker.engine.kept_states
 worker.engine.chains worker.engine.states worker.engine.free_pages
-worker.engine.page_events worker.engine.guides
+worker.engine.page_events worker.engine.guides worker.engine.ends
 worker.engine.load worker.engine.account
 worker.model.cuda
 worker.model

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from tandem.common.by_name import fields_of
 from tandem.inference.v1 import admin_pb2, inference_pb2
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.load import EngineStatistics, Load, metrics_of
-from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.commands import Commands
 from tandem.worker.engine.process.messages import EngineInfo, Step
 from tandem.worker.engine.request import RequestStatistics

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.engine import Engine, Finish
-from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.budget import Budget
+from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.fork import sample_seed
-from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.messages import Pages, Submit
 from tandem.worker.engine.request import LogprobOptions, Request
 from tandem.worker.engine.sampling import Sampling

@@ -10,8 +10,8 @@ import pytest
 
 from tandem.common.errors import ServiceError, unavailable
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.ends import End
 from tandem.worker.engine.engine import Finish
-from tandem.worker.engine.outcome import End
 from tandem.worker.engine.process.messages import Ended
 from tandem.worker.front.streams import OutputStream, best_outputs
 from tandem.worker.front.validation import Delivery

@@ -11,13 +11,13 @@ import pytest
 
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.constraints import StepConstraints
+from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.guides.host import FORK_SERVER_SECONDS
 from tandem.worker.engine.guides.limits import GUIDE_NICE
 from tandem.worker.engine.guides.patience import LONGEST_WAIT_SECONDS
-from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Drafting, Request
 from tandem.worker.engine.scheduler import SchedulerLimits

@@ -20,11 +20,12 @@ import numpy.typing as npt
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.constraints import StepConstraints
 from tandem.worker.engine.defragmentation import defragment, is_fragmented
+from tandem.worker.engine.ends import End, Failure
 from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.in_flight import Flight, work
 from tandem.worker.engine.integrity import check_scheduler
-from tandem.worker.engine.outcome import BROKEN, End, Failure, decide, resume, take_tokens
+from tandem.worker.engine.outcome import BROKEN, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request, RequestStatistics
 from tandem.worker.engine.sampler import Sampled, SamplingTable

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from tandem.worker.engine.account import Usage
 from tandem.worker.engine.chains import Tokens
+from tandem.worker.engine.ends import End
 from tandem.worker.engine.pages import SequencePages
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 
 if TYPE_CHECKING:
     from tandem.worker.engine.guides.matcher import Matcher
-    from tandem.worker.engine.outcome import End
     from tandem.worker.engine.reasoning import Thinking
 
 

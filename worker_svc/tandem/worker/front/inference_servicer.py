@@ -18,7 +18,7 @@ from tandem.common.request_log import tell
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.inference.v1 import inference_pb2_grpc
 from tandem.limits.fields import limits_of
-from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.process.messages import EngineInfo, Submit, TopTokens
 from tandem.worker.front.admission import Admission
 from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, returns_best

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics import MetricWrapperBase
 
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.load import EngineStatistics, Load, metrics_of
-from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.messages import Ended, EngineInfo, Step
 from tandem.worker.front.cards import CardMetrics
 from tandem.worker.front.token_gaps import TokenGaps

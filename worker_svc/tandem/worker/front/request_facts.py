@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tandem.common.logs import request_id_var
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.ends import Failure
 from tandem.worker.front.streams import OutputStream
 
 

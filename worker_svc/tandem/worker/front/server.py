@@ -36,8 +36,8 @@ from tandem.common.turns import Turns
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.guides.outcome import CompileOutcome
-from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.child import EngineChild
 from tandem.worker.engine.process.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
 from tandem.worker.engine.process.messages import Ended, EngineInfo, Pages, Step, Submit, Vocabulary

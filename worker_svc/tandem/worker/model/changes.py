@@ -16,11 +16,11 @@ import torch
 
 
 class AdaptedRows(NamedTuple):
-    """The rows of one adapter in a step: `index` `[M]` int64, of which the first `count` are its own, and the others
+    """The rows of one adapter in a step: `rows` `[M]` int64, of which the first `own` are its own, and the others
     padding."""
 
-    index: torch.Tensor
-    count: int
+    rows: torch.Tensor
+    own: int
 
 
 @dataclass(slots=True)
@@ -58,9 +58,9 @@ class Changes(torch.nn.Module):
 
     def add(self, x: torch.Tensor, product: torch.Tensor) -> None:
         """Adds to `product` `[N, out]` what the rows of `x` `[N, in]` that belong to adapters are given."""
-        for adapter, (index, count) in self._adapted.rows.items():
+        for adapter, (rows, own) in self._adapted.rows.items():
             changes = self._of.get(adapter, ())
-            rows = x.index_select(0, index) if changes else x
+            given = x.index_select(0, rows) if changes else x
             for each in changes:
-                more = (each.b(each.a(rows))[:count] * each.scale).to(product.dtype)
-                product[:, each.first : each.first + each.outputs].index_add_(0, index[:count], more)
+                more = (each.b(each.a(given))[:own] * each.scale).to(product.dtype)
+                product[:, each.first : each.first + each.outputs].index_add_(0, rows[:own], more)
