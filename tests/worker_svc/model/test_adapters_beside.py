@@ -12,6 +12,8 @@ import numpy as np
 import peft
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.hugging_face import HuggingFaceCheckpoint
@@ -23,7 +25,7 @@ from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.work import Work
 from tests.worker_svc.checkpoints.test_adapters import ATTENTION, MODULES, gpt2, phi3, qwen2
 from tests.worker_svc.checkpoints.test_packed import FORMATS, save_packed
-from tests.worker_svc.model.llama_folders import random_llama, some_ids
+from tests.worker_svc.model.llama_folders import random_llama, randomized, some_ids
 from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.tiny_models import MODELS
 
@@ -154,3 +156,60 @@ def test_what_can_only_be_added_to_the_weights_is_refused_by_name(
     adapters_of(tmp_path, make(), [{"r": 2, **config}])
     with pytest.raises(CheckpointError, match=problem):
         HuggingFaceCheckpoint(tmp_path / "base").low_rank(tmp_path / "adapter0")
+
+
+def sees(name: str) -> Any:
+    """A small model that sees, too, whose files call its text model otherwise than the model that is trained does."""
+    of_both = {"hidden_size": 48, "num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    text = of_both | {"vocab_size": 97, "intermediate_size": 80, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    text |= {"head_dim": 12, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    if name == "gemma 3":
+        seen = of_both | {"intermediate_size": 40, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+        config: Any = transformers.Gemma3Config(text_config=text, vision_config=seen, mm_tokens_per_image=4)
+        return randomized(transformers.Gemma3ForConditionalGeneration(config))
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+    seen = {"depth": 1, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48}
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seen, bos_token_id=1, eos_token_id=2)
+    return randomized(transformers.Qwen2_5_VLForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize("kind", ["gemma 3", "qwen2.5 vl", "qwen3_5", "falcon, newer, a norm each", "phi3", "gpt2"])
+def test_what_stays_beside_is_what_would_be_added_to_the_weights(kind: str, tmp_path: Path) -> None:
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"]
+    turned = kind == "gpt2"
+    if kind in ("gemma 3", "qwen2.5 vl"):
+        model = sees(kind)
+        model.save_pretrained(tmp_path / "base")
+    elif kind in ("phi3", "gpt2"):
+        model, targets = (phi3(), ["qkv_proj", "gate_up_proj"]) if kind == "phi3" else (gpt2(), ["c_attn", "c_fc"])
+        model.save_pretrained(tmp_path / "base")
+    else:
+        name = "qwen3.5" if kind == "qwen3_5" else kind
+        model = saved(MODELS[name][0], tmp_path / "base", **MODELS[name][1])
+        targets = ["query_key_value", "dense"] if kind.startswith("falcon") else targets
+    adapters_of(tmp_path, model, [{"r": 3, "target_modules": targets, "fan_in_fan_out": turned}])
+    beside = HuggingFaceCheckpoint(tmp_path / "base").low_rank(tmp_path / "adapter0")
+    plain = plain_tensors(HuggingFaceCheckpoint(tmp_path / "base"))
+    added = plain_tensors(HuggingFaceCheckpoint(tmp_path / "base", adapter=tmp_path / "adapter0"))
+    assert beside.keys() == {name for name, tensor in added.items() if not torch.equal(tensor, plain[name])} != set()
+    for name, change in beside.items():
+        torch.testing.assert_close(plain[name] + change.scale * (change.b @ change.a), added[name])
+
+
+def plain_tensors(checkpoint: HuggingFaceCheckpoint) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in checkpoint.tensors() if isinstance(tensor, torch.Tensor)}
+
+
+def test_what_an_adapter_has_for_layers_that_share_keys_and_values_is_left_out(tmp_path: Path) -> None:
+    model, changes = MODELS["gemma3n"]
+    reference = saved(model, tmp_path / "base", **changes)
+    adapters_of(tmp_path, reference, [{"r": 2, "target_modules": ["q_proj", "k_proj"]}])
+    before = HuggingFaceCheckpoint(tmp_path / "base").low_rank(tmp_path / "adapter0")
+    layer = reference.config.num_hidden_layers - 1
+    unused = f"base_model.model.model.layers.{layer}.self_attn.k_proj.lora_"
+    file = tmp_path / "adapter0/adapter_model.safetensors"
+    tensors = load_file(file)
+    assert not any(name.startswith(unused) for name in tensors)
+    save_file(tensors | {f"{unused}A.weight": torch.ones(2, 48), f"{unused}B.weight": torch.ones(24, 2)}, file)
+    assert HuggingFaceCheckpoint(tmp_path / "base").low_rank(tmp_path / "adapter0").keys() == before.keys()

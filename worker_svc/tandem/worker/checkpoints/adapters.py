@@ -34,11 +34,13 @@ _PART = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?")
 _WHOLE = re.compile(r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?\.(weight|bias)")
 _PATTERN = re.compile(r"\^?(?:\w|\\?\.)+")
 # The matrices whose changes may stay beside the model, by their canonical names.
-_BESIDE = re.compile(r"layers\.\d+\.(attention\.(q|k|v|output)|mlp\.(gate|up|down))")
+_BESIDE = re.compile(r"layers\.\d+\.(attention\.(q|k|v|gate|output)|mlp\.(gate|up|down))")
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 Rows: TypeAlias = Callable[[torch.Tensor], torch.Tensor]  # takes those of one matrix out of those of a stored tensor
+# What the model's files call a tensor, by the name that an adapter has for it; None: it is of what is not loaded.
+Named: TypeAlias = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,10 @@ class Adapted:
         return found
 
 
-def adapted_tensors(files: Mapping[str, TensorFile], path: Path) -> dict[str, TensorFile]:
+def adapted_tensors(files: Mapping[str, TensorFile], path: Path, named: Named) -> dict[str, TensorFile]:
     """Returns the tensors of a model that the adapter in the folder `path` changes. `files` has those of the model by
     their names. Raises CheckpointError."""
-    changes = _read(path)
+    changes = _read(path, named)
     for name, change in changes.items():
         of = f"{path}: the change of {name}"
         if name not in files:
@@ -135,6 +137,7 @@ def adapted_tensors(files: Mapping[str, TensorFile], path: Path) -> dict[str, Te
 
 def low_rank(
     path: Path,
+    named: Named,
     parts_of: Callable[[str], Mapping[str, Rows]],
     shapes: Mapping[str, tuple[int, ...]],
     is_turned: Callable[[str], bool],
@@ -146,7 +149,7 @@ def low_rank(
     CheckpointError for what can only be added to the weights.
     """
     found: dict[str, LowRank] = {}
-    for stored, change in _read(path).items():
+    for stored, change in _read(path, named).items():
         of = f"{path}: the change of {stored}"
         parts = parts_of(stored)
         if isinstance(change, _Tensor) or not parts or not all(map(_BESIDE.fullmatch, parts)):
@@ -169,15 +172,24 @@ def low_rank(
     return found
 
 
-def _read(path: Path) -> dict[str, _Update | _Tensor]:
-    """Returns an adapter's changes by the names of the model's tensors."""
+def _read(path: Path, named: Named) -> dict[str, _Update | _Tensor]:
+    """Returns an adapter's changes by the names of tensors in the model's files."""
     config = Fields.read(path / "adapter_config.json")
     check_fields(config, ADAPTER)
-    return _changes(config, open_files(path, _WEIGHTS))
+    found: dict[str, _Update | _Tensor] = {}
+    for theirs, change in _changes(config, open_files(path, _WEIGHTS)).items():
+        if (name := named(theirs)) is None:
+            continue
+        if name in found:
+            raise CheckpointError(f"{path}: changes {name} twice, under two names")
+        found[name] = change
+    if not found:
+        raise CheckpointError(f"{path}: changes nothing that is loaded of the model")
+    return found
 
 
 def _changes(config: Fields, files: Mapping[str, TensorFile]) -> dict[str, _Update | _Tensor]:
-    """Returns the changes by the names of the model's tensors."""
+    """Returns the changes by the names that tensors have in the model that was trained."""
     parts: dict[tuple[str, bool], dict[str, _Tensor]] = {}
     found: dict[str, _Update | _Tensor] = {}
     for name, file in files.items():

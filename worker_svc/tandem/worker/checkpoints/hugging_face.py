@@ -39,6 +39,7 @@ from tandem.worker.checkpoints.hugging_face_heads import head_tensors, layer_of_
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import (
     text_fields,
+    text_name,
     text_names,
     with_stored_experts,
     wrapper_around,
@@ -87,9 +88,8 @@ class HuggingFaceCheckpoint:
         self._architecture = architecture_of(config)
         # Stored name -> the open file that has it.
         self._files = {name: file for name, file in open_files(path, _WEIGHTS).items() if not _IGNORED.fullmatch(name)}
-        if adapter is not None:
-            self._files |= adapted_tensors(self._files, adapter)
         wrapper = wrapper or wrapper_around(self._architecture)
+        self._wrapped = wrapper is not None
         # What the files call a tensor, by what we do: a text model's that is part of another have names of their own.
         self._names = text_names(path, self._files, wrapper)
         self._head_layer = layer_of_head(config, self._architecture) if head else None
@@ -103,6 +103,9 @@ class HuggingFaceCheckpoint:
                 every = {theirs: known.our_name(theirs) for theirs in self._names}
                 self._names = {name: self._names[theirs] for theirs, name in every.items() if name is not None}
             ours = self._names
+        self._unread: frozenset[str] = frozenset()  # what the files may have, and the model has not
+        if adapter is not None:
+            self._files |= adapted_tensors(self._files, adapter, self._in_files)
         stored = {name: self._files[theirs].stored(theirs) for name, theirs in ours.items()}
         if wrapper is not None:
             self._architecture = with_stored_experts(self._architecture, config, stored)
@@ -137,7 +140,9 @@ class HuggingFaceCheckpoint:
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
         if not head:
             self._drop_drafting_layers(config, stored)
-        self._drop_shared(stored)
+        self._unread = self._of_shared_layers()
+        for name in self._unread & stored.keys():
+            del stored[name]
         for name in [name for name in stored if name.startswith(self._architecture.unread)]:
             del stored[name]
         for name in [name for name in stored if name.endswith(self._architecture.whole_numbers)]:
@@ -220,9 +225,23 @@ class HuggingFaceCheckpoint:
         def parts_of(stored: str) -> dict[str, Rows]:
             name = ours.get(stored, stored)  # of a matrix that is stored quantized there are parts alone
             inside = {one: place for one, place in self._places.items() if (place.stored, place.expert) == (name, None)}
-            return {one: partial(self._taken, one, place) for one, place in inside.items()}
+            pieces = {one: piece for one, piece in self._pieces.items() if (piece.stored, piece.expert) == (name, None)}
+            return {one: partial(self._taken, one, place) for one, place in inside.items()} | {
+                one: piece.take for one, piece in pieces.items()
+            }
 
-        return low_rank(adapter, parts_of, shapes, lambda stored: self._architecture.is_transposed(stored, None))
+        return low_rank(
+            adapter, self._in_files, parts_of, shapes, lambda stored: self._architecture.is_transposed(stored, None)
+        )
+
+    def _in_files(self, name: str) -> str | None:
+        """Returns what the files call a tensor that transformers' model has under this name, which may begin otherwise
+        there; None if it is not loaded."""
+        text = text_name(name) if self._wrapped else name
+        ours = None if text is None else self._architecture.our_name(text)
+        if ours is None or ours in self._unread:
+            return None
+        return self._names.get(ours, ours)
 
     def _taken(self, name: str, place: Place, stored: torch.Tensor) -> torch.Tensor:
         """Returns the rows of a canonical tensor out of as many as its stored one has."""
@@ -295,12 +314,16 @@ class HuggingFaceCheckpoint:
         for name in [name for name in stored if name.startswith(prefixes)]:
             del stored[name]
 
-    def _drop_shared(self, stored: dict[str, StoredTensor]) -> None:
-        """Leaves out what layers would have if they did not look at the keys and values of another one."""
-        for layer in range(self.config.num_layers - self.config.shared_layers, self.config.num_layers):
-            for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
-                for kind in ("weight", "bias"):
-                    stored.pop(f"model.layers.{layer}.self_attn.{part}.{kind}", None)
+    def _of_shared_layers(self) -> frozenset[str]:
+        """Returns the names of what layers would have if they did not look at the keys and values of another one."""
+        layers = range(self.config.num_layers - self.config.shared_layers, self.config.num_layers)
+        parts = "k_proj", "v_proj", "k_norm", "v_norm"
+        return frozenset(
+            f"model.layers.{layer}.self_attn.{part}.{kind}"
+            for layer in layers
+            for part in parts
+            for kind in ("weight", "bias")
+        )
 
     def _special_ids(self, key: str, generation: Fields, config: Fields) -> tuple[int, ...]:
         """Reads ids from generation_config.json, else config.json, else takes the architecture's defaults."""

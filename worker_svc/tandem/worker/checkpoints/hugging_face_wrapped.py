@@ -96,8 +96,8 @@ def text_names(path: Path, stored: Iterable[str], wrapper: Wrapper | None) -> di
         return {name: name for name in stored}
     names: dict[str, str] = {}
     for name in stored:
-        if not _NOT_LOADED.fullmatch(name):
-            other = names.setdefault(_text_name(name), name)
+        if (text := text_name(name)) is not None:
+            other = names.setdefault(text, name)
             if other != name:
                 raise CheckpointError(f"{path}: tensors {other} and {name} are one of the text model")
     return names
@@ -119,7 +119,11 @@ def with_stored_experts(architecture: Architecture, config: Fields, stored: Mapp
     return replace(architecture, layer_names={**architecture.layer_names, **stacked}, transposed_experts=turned)
 
 
-def _text_name(stored: str) -> str:
+def text_name(stored: str) -> str | None:
+    """Returns what a tensor of a model that sees or hears is called in a file of the text model alone; None if it is of
+    what is not loaded."""
+    if _NOT_LOADED.fullmatch(stored):
+        return None
     name = stored.replace(".base_layer.", ".")
     begins = _TEXT.match(name)
     if begins is None:
