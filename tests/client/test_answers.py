@@ -26,7 +26,7 @@ from tandem.client.errors import InvalidArgumentError
 from tandem.client.params import GenerateOptions
 from tandem.client.plan import make_plan
 from tandem.client.tools import run_tool, tool_schema
-from tandem.client.types import ChatMessage, Conversation
+from tandem.client.types import ChatMessage, Conversation, Output
 from tandem.tokenizer.answers.formats import FORMATS
 from tandem.tokenizer.answers.parser import AnswerParser
 from tandem.tokenizer.rpc.stream_calls import _event as as_message
@@ -68,6 +68,22 @@ def test_what_an_answer_comes_to() -> None:
     assert len({call.id for call in answer.tool_calls}) == 2
     assert answer.events[0] == ReasoningEvent("hm")
     assert ContentEvent("x") == answer.events[-1]
+
+
+class Sure(BaseModel):
+    sure: bool
+
+
+def test_an_answer_that_calls_tools_instead_has_no_record() -> None:
+    def output(content: str, calls: list[ToolCall]) -> Output:
+        given: Any = {"index": 0, "text": "", "output_ids": [], "logprobs": None, "ranks": None, "top_logprobs": None}
+        return Output(**given, finish_reason="eos", content=content, tool_calls=calls, response_format=Sure)
+
+    assert output('{"sure": true}', []).parsed == Sure(sure=True)
+    assert output("\n", [ToolCall("f", "{}", "id")]).parsed is None
+    for content, calls in (("", []), ('{"sure": tr', []), ("Yes.", [ToolCall("f", "{}", "id")])):
+        with pytest.raises(ValueError):
+            _ = output(content, calls).parsed
 
 
 class Place(TypedDict):

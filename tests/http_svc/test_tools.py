@@ -251,6 +251,58 @@ def test_a_call_that_has_to_be_made_needs_no_format(client: openai.OpenAI, claud
     assert [block.type for block in said.content] == ["tool_use"]
 
 
+def begins(stack: Stack, text: str) -> dict[str, Any]:
+    """Makes a model that may begin so do it."""
+    last = stack.post("/tokenize", prompt=f"\n{text}")["tokens"][-1]
+    return {"logit_bias": {str(last): 40}}
+
+
+def test_beside_a_format_a_tool_is_called_or_the_answer_is_in_it(
+    stack: Stack, client: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    record = {
+        "type": "object",
+        "properties": {"sure": {"type": "boolean"}},
+        "required": ["sure"],
+        "additionalProperties": False,
+    }
+    word = {"type": "object", "properties": {"b": {"enum": ["x"]}}, "required": ["b"], "additionalProperties": False}
+    strict: Any = {"type": "function", "function": {"name": "f", "parameters": word, "strict": True}}
+    named: Any = {"type": "json_schema", "json_schema": {"name": "r", "schema": record, "strict": True}}
+    asked: dict[str, Any] = {**ASKED, "max_tokens": 200, "tools": [strict], "seed": 1, "parallel_tool_calls": False}
+    for text in ("<", "{"):
+        body = begins(stack, text)
+        message = client.chat.completions.create(**asked, response_format=named, extra_body=body).choices[0].message
+        with client.chat.completions.stream(**asked, response_format=named, extra_body=body) as stream:
+            for _ in stream:
+                pass
+            streamed = stream.get_final_completion().choices[0].message
+        assert (streamed.content or "") == (message.content or "")
+        if text == "<":
+            [call, *_] = message.tool_calls or []
+            assert not message.content and json.loads(call.function.arguments) == {"b": "x"}
+            assert [each.function.arguments for each in streamed.tool_calls or []] == [
+                each.function.arguments for each in message.tool_calls or []
+            ]
+        else:
+            assert not message.tool_calls and json.loads(message.content or "").keys() == {"sure"}
+        response = client.responses.create(
+            model="demo", input=MESSAGES, max_output_tokens=200, extra_body={**body, "seed": 1},
+            parallel_tool_calls=False,
+            tools=[{"type": "function", "name": "f", "parameters": word, "strict": True}],
+            text={"format": {"type": "json_schema", "name": "r", "schema": record, "strict": True}},
+        )  # fmt: skip
+        kinds = {item.type for item in response.output}
+        assert kinds == ({"function_call"} if text == "<" else {"message"})
+        told = claude.messages.create(
+            model="demo", messages=MESSAGES, max_tokens=200, extra_body={**body, "seed": 1},
+            tools=[{"name": "f", "input_schema": word, "strict": True}],
+            output_config={"format": {"type": "json_schema", "schema": record}},
+            tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        )  # fmt: skip
+        assert {block.type for block in told.content} == ({"tool_use"} if text == "<" else {"text"})
+
+
 def test_a_terminal_chat_shows_calls_and_takes_what_they_gave(stack: Stack, tmp_path: Path) -> None:
     tool, saved = tmp_path / "tools.json", tmp_path / "talk.json"
     bounded = {

@@ -47,16 +47,21 @@ class Calling:
         """True where the answer has to call a tool."""
         return self.tool_choice not in ("auto", "none")
 
-    def choice(self, tools: Sequence[Tool], *, behind_reasoning: bool) -> pb.CallChoice | None:
-        """Returns the message; None where the answer is as free as the model is."""
+    def choice(
+        self, tools: Sequence[Tool], *, behind_reasoning: bool, content_schema: str = ""
+    ) -> pb.CallChoice | None:
+        """Returns the message; None where the answer is as free as the model is. With `content_schema`, an answer that
+        calls no tool is JSON of it."""
         strict = self.shows_tools and any(map(_is_strict, tools))
-        if not self.is_forced and (not tools or not self.shows_tools or (self.parallel_tool_calls and not strict)):
+        free = self.parallel_tool_calls and not strict and not content_schema
+        if not self.is_forced and (not tools or not self.shows_tools or free):
             return None
         return pb.CallChoice(
             required=self.is_forced,
             names=() if isinstance(self.tool_choice, str) else self.tool_choice,
             single=not self.parallel_tool_calls,
             behind_reasoning=behind_reasoning,
+            content_schema=content_schema,
         )
 
     def violations(self, given: Mapping[str, Any], tools: Sequence[Tool], *, is_chat: bool) -> Iterator[FieldViolation]:

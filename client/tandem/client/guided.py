@@ -121,6 +121,11 @@ def guide_message(guide: Guide | None) -> pb.GuidedDecoding | None:
     return pb.GuidedDecoding(**{kind: text})  # type: ignore[arg-type]
 
 
+def schema_text(guide: Guide | None) -> str:
+    """Returns the JSON of a guide that is a schema; "" for any other."""
+    return _kind_and_text(guide)[1] if isinstance(guide, JsonSchema) else ""
+
+
 def _kind_and_text(guide: Guide) -> tuple[str, str]:
     match guide:
         case JsonSchema(schema):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from tandem.client.calling import Calling, ResponseFormat
 from tandem.client.conversations import chat_request, tool_texts, tools_violations
 from tandem.client.errors import FieldViolation, invalid_argument
-from tandem.client.guided import Grammar, Guide, as_guide, guide_message, guide_violations
+from tandem.client.guided import Grammar, Guide, as_guide, guide_message, guide_violations, schema_text
 from tandem.client.params import GenerateOptions, SpecialTokens, StoppingParams
 from tandem.client.prompts import prompt_violations
 from tandem.client.reasoning import Reasoning, reasoning_message, reasoning_violations
@@ -108,9 +108,9 @@ class GenerationPlan:
         if not self.parses:
             return request
         behind = self.reasoning is not None or self.calling.max_reasoning_tokens is not None
-        calls = None
-        if self.guided is None:
-            calls = self.calling.choice(self.all_tools, behind_reasoning=behind)
+        calls, schema = None, schema_text(self.guided)
+        if self.guided is None or schema:  # what else guides an answer leaves no place for calls
+            calls = self.calling.choice(self.all_tools, behind_reasoning=behind, content_schema=schema)
         guided = calls is not None or self.calling.max_reasoning_tokens is not None or self.guided is not None
         if guided or conversation.continue_final_message:
             request.answer.CopyFrom(tokenizer_pb2.AnswerGuiding(format=self.answer_format or "", calls=calls))

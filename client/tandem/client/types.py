@@ -182,9 +182,11 @@ class Output:
 
     @property
     def parsed(self) -> Any:
-        """The content as a record of `response_format`; None where none was asked for. Raises ValueError for what is
-        no such record: an answer that max_tokens cut off, or that called tools."""
-        return None if self.response_format is None else self.response_format.model_validate_json(self.content)
+        """The content as a record of `response_format`; None where none was asked for, or the answer calls tools
+        instead. Raises ValueError for what is no such record: an answer that max_tokens cut off."""
+        if self.response_format is None or (self.tool_calls and not self.content.strip()):
+            return None
+        return self.response_format.model_validate_json(self.content)
 
     @property
     def message(self) -> ChatMessage:
@@ -245,8 +247,8 @@ class GenerationResult:
 
     @property
     def parsed(self) -> Any:
-        """The content as a record of `response_format`; None where none was asked for. Raises ValueError for what is
-        no such record: an answer that max_tokens cut off, or that called tools."""
+        """The content as a record of `response_format`; None where none was asked for, or the answer calls tools
+        instead. Raises ValueError for what is no such record: an answer that max_tokens cut off."""
         return self.outputs[0].parsed
 
     @property

@@ -34,7 +34,7 @@ from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoded, decoder, is_given, object_of, text_of
 from tandem.http.sse import Events, EventStream, Relay, named_event
-from tandem.http.tool_choice import AnthropicChoice, ToolKind, is_forced, thinking_arguments
+from tandem.http.tool_choice import AnthropicChoice, ToolKind, is_forced, name_guides, thinking_arguments
 from tandem.http.upstream import Upstream
 
 # --- the request
@@ -253,7 +253,7 @@ class MessagesFields(PromptFields, kw_only=True):
                 raise wrong("output_config.format", "must have the type 'json_schema' and a schema")
             found["guided"] = JsonSchema(text_of(chosen.schema))
             call.names["guided"] = "output_config"
-        call.names.setdefault("guided", "tools")
+        name_guides(call)
         if self.tool_choice is not None:
             found["tool_choice"] = self.tool_choice.choice()
             if chosen is not None and is_forced(found["tool_choice"]):

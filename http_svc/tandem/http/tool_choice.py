@@ -47,12 +47,17 @@ def openai_choice(given: Json) -> tuple[ToolChoice, bool]:
 
 def called_options(call: Call, choice: Json, parallel: bool | None) -> dict[str, Any]:
     """Returns the keywords of the SDK for what OpenAI's interfaces ask of calls. Raises ApiError."""
-    call.names.setdefault("guided", "tools")  # of what nobody else guides
+    name_guides(call)
     call.names["answer"] = "tool_choice"
     chosen, is_single = openai_choice(choice)
     if is_single:
         parallel = False
     return {"tool_choice": chosen, **({} if parallel is None else {"parallel_tool_calls": parallel})}
+
+
+def name_guides(call: Call) -> None:
+    """Names what guides the answer: the format that was asked for, which has a name already, or else the tools."""
+    call.names["answer.calls.content_schema"] = call.names.setdefault("guided", "tools")
 
 
 def is_forced(choice: ToolChoice) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
@@ -13,7 +14,7 @@ pytest.importorskip("llguidance")
 
 from llguidance import LLMatcher
 
-from tandem.tokenizer.answers.call_grammar import Tool, call_grammar
+from tandem.tokenizer.answers.call_grammar import Content, Tool, call_grammar
 from tandem.tokenizer.answers.call_values import NotWrittenError
 from tandem.tokenizer.answers.events import Kind, joined
 from tandem.tokenizer.answers.formats import FORMATS
@@ -180,6 +181,53 @@ def test_what_models_write_is_allowed(variant: str) -> None:
     assert not allowed(lark, wrong) and not allowed(lark, other) and not allowed(lark, "No.")
     free = grammar(variant, required=False)
     assert allowed(free, alone) and not allowed(free, wrong)
+
+
+RECORD = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 9}, "sure": {"type": "boolean"}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("form", sorted({*FORCED, "harmony"}))
+@pytest.mark.parametrize("seed", range(4))
+def test_beside_a_schema_an_answer_is_calls_or_json_that_the_schema_allows(form: str, seed: int) -> None:
+    chance = random.Random(seed)
+    lark = grammar(form, required=False, reasons=form == "harmony", content=Content(RECORD, "schema"))
+    answer, broken = read(form, walk(lark, chance))
+    assert not broken
+    assert bool(answer.calls) != bool(answer.content)
+    if answer.content:
+        jsonschema.validate(json.loads(answer.content), RECORD)
+    for name, arguments in answer.calls:
+        jsonschema.validate(arguments, {tool.name: tool.schema for tool in TOOLS}[name])
+    # Both are possible, however the walk went.
+    record = '{"answer": "yes", "sure": true}'
+    said = f"<|channel|>final<|message|>{record}" if form == "harmony" else record
+    assert allowed(lark, said) and read(form, said) == (Answer("", record), False)
+    assert not allowed(lark, said.replace("sure", "safe")) and not allowed(lark, f"Yes: {record}")
+    call = walk(grammar(form, reasons=False, several=form != "llama3"), chance)  # of which this mode has one
+    assert allowed(lark, call) and not allowed(lark, call + record) and not allowed(lark, record + call)
+
+
+def test_references_of_tools_and_of_the_schema_lead_where_they_led() -> None:
+    city = {"$defs": {"c": {"enum": ["Rome", "Oslo"]}}, "properties": {"to": {"$ref": "#/$defs/c"}}, "required": ["to"]}
+    tree = {
+        "$defs": {"c": {"type": "object", "properties": {"of": {"$ref": "#/$defs/c"}}, "additionalProperties": False}},
+        "$ref": "#/$defs/c",
+    }
+    tools = [Tool.of({"name": "go", "parameters": {"type": "object", **city}}, "tools[0]")]
+    lark = call_grammar(FORMATS["llama3"], tools, control={}, required=False, content=Content(tree, "schema"))
+    for text, may in (
+        ('{"name": "go", "parameters": {"to": "Oslo"}}', True),
+        ('{"name": "go", "parameters": {"to": "Bonn"}}', False),
+        ('{"of": {"of": {}}}', True),
+        ('{"of": {"on": {}}}', False),
+        ("{}", True),
+    ):
+        assert allowed(lark, text) is may, text
 
 
 def test_reasoning_may_come_before_and_must_where_the_prompt_has_begun_it() -> None:

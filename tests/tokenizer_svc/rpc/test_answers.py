@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -194,3 +196,27 @@ async def test_gemma_4s_control_tokens_mark_its_thought_and_its_calls(start_serv
                 running.stub, parts, answer=pb.AnswerParsing(tools=list(map(json.dumps, TOOLS))), context_ids=prompt.ids
             )
             assert said(events) == meant and said_text in text and "<turn|>" not in said_text
+
+
+async def test_a_schema_of_what_is_no_call_needs_a_format_that_knows_calls(start_service: Any, tmp_path: Path) -> None:
+    running = await start_service(tokenizer=(f"gemma={gemma4(tmp_path)}",))
+    schema = '{"type": "object", "properties": {"sure": {"type": "boolean"}}}'
+
+    async def asked(form: str = "", **calls: Any) -> pb.AnswerGuide:
+        answer = pb.AnswerGuiding(format=form, calls=pb.CallChoice(**calls))
+        messages = [pb.ChatMessage(role="user", content="Hi")]
+        request = pb.EncodeChatRequest(messages=messages, tools=list(map(json.dumps, TOOLS)), answer=answer)
+        return (await running.stub.EncodeChat(request)).answer
+
+    assert '"sure"' in (await asked(content_schema=schema)).grammar
+    assert '"sure"' in (await asked(content_schema=schema, single=True, behind_reasoning=True)).grammar
+    assert not (await asked("none", content_schema=schema)).grammar
+    for wrong in (
+        {"content_schema": "{"},
+        {"content_schema": schema, "required": True},
+        {"content_schema": "x" * 65_537},
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asked(**wrong)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "answer.calls.content_schema" in (caught.value.details() or "")

@@ -1541,6 +1541,7 @@ class CallChoice(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     SINGLE_FIELD_NUMBER: _builtins.int
     BEHIND_REASONING_FIELD_NUMBER: _builtins.int
+    CONTENT_SCHEMA_FIELD_NUMBER: _builtins.int
     required: _builtins.bool
     """True: the answer calls tools, and says nothing else but its reasoning. False: calls may stand in any answer, and those
     of tools with `"strict": true` are held to their schemas.
@@ -1549,6 +1550,10 @@ class CallChoice(_message.Message):
     """one call at most"""
     behind_reasoning: _builtins.bool
     """the grammar begins behind the reasoning"""
+    content_schema: _builtins.str
+    """A JSON schema, as GuidedDecoding.json_schema; only where calls are not required. The answer is JSON that it allows, or calls,
+    and nothing else. No grammar is made for a format that knows no calls. Empty: what is no call is any text.
+    """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the tools that may be called; empty: all"""
@@ -1560,10 +1565,11 @@ class CallChoice(_message.Message):
         names: _abc.Iterable[_builtins.str] | None = ...,
         single: _builtins.bool = ...,
         behind_reasoning: _builtins.bool = ...,
+        content_schema: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind_reasoning", b"behind_reasoning", "names", b"names", "required", b"required", "single", b"single"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind_reasoning", b"behind_reasoning", "content_schema", b"content_schema", "names", b"names", "required", b"required", "single", b"single"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,8 @@
 """Grammars of answers that call tools as a format writes it, with arguments as the tools' schemas have them.
 
     required:  reasoning? group                          group = lead head call (between call)* tail
-    else:      (text group)* text
+    a schema:  reasoning? (group | JSON)
+    else:      reasoning? (text group)* text
 
 `lead` is the marker with which calls begin. What the parser of the format reads is wider than what is written here.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from tandem.common.held_numbers import NotHeldError
 from tandem.common.lark import TEXT, Rules, json_value
+from tandem.common.sub_schemas import escaped
 from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, keywords, python_value, schema_of
 from tandem.tokenizer.answers.escaped_values import escaped_object
 from tandem.tokenizer.answers.formats import FORMATS, HUNYUAN_SUFFIX, M3_MARK, Format
@@ -44,6 +46,47 @@ class Tool:
         return cls(name, schema_of(inner) if held else {"type": "object"}, place)
 
 
+@dataclass(frozen=True)
+class Content:
+    """JSON that a schema allows, which an answer is where it calls no tool."""
+
+    schema: Any
+    place: str  # in the request, for what cannot be written
+
+    def written(self, tools: Sequence[Tool] = (), arguments: str = "") -> str:
+        """Returns its form, or that of it or one call, which is JSON with these `arguments`. Raises NotWrittenError."""
+        schema = self.schema
+        if tools:
+            calls = [_call_schema(tool, arguments, f"/anyOf/{index}") for index, tool in enumerate(tools)]
+            schema = {"anyOf": [*calls, _moved(schema, f"/anyOf/{len(calls)}")]}
+        try:
+            return json_value(schema)
+        except NotHeldError as error:
+            raise NotWrittenError(f"{self.place}: {error}") from None
+
+
+def _call_schema(tool: Tool, arguments: str, pointer: str) -> dict[str, Any]:
+    given = _moved(tool.schema, f"{pointer}/properties/{escaped(arguments)}")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, arguments: given},
+        "required": ["name", arguments],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, pointer: str) -> Any:
+    """Returns a schema whose references lead to the same places once it stands at `pointer` of another."""
+    if isinstance(schema, list):
+        return [_moved(each, pointer) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: _moved(value, pointer) for key, value in schema.items()}
+    if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#"):
+        found["$ref"] = f"#{pointer}{ref[1:]}"
+    return found
+
+
 def is_strict(given: Mapping[str, Any]) -> bool:
     """Returns True for a tool that says so."""
     inner = given.get("function", given)
@@ -59,6 +102,7 @@ class Writing:
     head: str = ""
     between: str | None = None
     tail: str = ""
+    arguments: str = ""  # where calls are JSON without a mark: the key of their arguments
 
 
 def _quoted(text: str) -> str:
@@ -191,7 +235,7 @@ def _longcat(template: str) -> Writing:
 
 _PLAIN = Writing(_JSON, head="[", between=", ", tail="]")
 _WRITINGS = {
-    "llama3": Writing(_json_call(key="parameters"), between="; "),
+    "llama3": Writing(_json_call(key="parameters"), between="; ", arguments="parameters"),
     "pythonic": Writing(_python(), head="[", between=", ", tail="]"),
     "qwen3-coder": _tagged("<tool_call>", _XML, "\n</tool_call>"),
     "mistral": Writing(_named_call("", "[ARGS]", ""), "[TOOL_CALLS]", between="[TOOL_CALLS]"),
@@ -235,9 +279,14 @@ _WRITINGS = {
 }  # fmt: skip
 
 
+def knows_calls(form: Format | None) -> bool:
+    """Returns True for a format that has calls of its own."""
+    return form is not None and (bool(form.calls) or bool(form.bare) or form.is_harmony)
+
+
 def called_format(form: Format | None) -> Format:
     """Returns the format in which calls are asked for: those that know none, as no template told, become JSON."""
-    return form if form is not None and (form.calls or form.bare or form.is_harmony) else FORMATS["json"]
+    return form if form is not None and knows_calls(form) else FORMATS["json"]
 
 
 def call_grammar(
@@ -250,9 +299,11 @@ def call_grammar(
     several: bool = True,
     opened: str | None = None,
     reasons: bool = True,
+    content: Content | None = None,
 ) -> str:
     """Returns the Lark grammar of an answer. `opened` is the marker of the reasoning that the prompt has begun; without
-    `reasons` the grammar begins behind the reasoning. Raises NotWrittenError."""
+    `reasons` the grammar begins behind the reasoning. `content` is what it may be where no calls are required and it
+    has none; None: any text, with calls in it. Raises NotWrittenError."""
     rules = Rules(control)
     writing = writing_of(form, template, control)
     call = rules.rule(" | ".join(_written(writing.call, rules, tool) for tool in tools))
@@ -261,12 +312,21 @@ def call_grammar(
     thinks = _reasoning(rules, form, template, opened) if reasons else ""
     if required:
         return rules.grammar(f"{thinks} {rules.literal(writing.lead)} {rest}")
+    marks = " | ".join(rules.literal(mark) for mark in form.dropped_content if mark in control)
+    text = TEXT
+    if content is not None:
+        # The beginning of a call and that of other JSON cannot be told apart by what reads them whole.
+        text = content.written(tools if writing.arguments else (), writing.arguments)
     if form.is_harmony:
-        said = f"{rules.literal(writing.lead)} {rest} | {rules.literal('<|channel|>final<|message|>')} {TEXT}"
+        said = f"{rules.literal(writing.lead)} {rest} | {rules.literal('<|channel|>final<|message|>')} {text}"
+    elif content is not None:
+        said = text if writing.arguments else f"{rules.literal(writing.lead)} {rest} | {text}"
+        if marks:
+            said = f"({marks})? ({said}) ({marks})?"
     elif writing.lead:
         group = f"{rules.up_to(writing.lead)} {rest}"
         said = f"({group})* {TEXT}" if several else f"{group} | {TEXT}"
-        if marks := " | ".join(rules.literal(mark) for mark in form.dropped_content if mark in control):
+        if marks:
             said = f"({TEXT} ({marks}))* ({said} ({marks})?)"
     else:
         signs = "".join(f"\\{sign}" for sign in form.bare_sign)

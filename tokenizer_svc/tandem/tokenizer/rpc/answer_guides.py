@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from tandem.common.errors import FieldViolation, invalid_argument
-from tandem.tokenizer.answers.call_grammar import Tool, call_grammar, called_format, is_strict
+from tandem.tokenizer.answers.call_grammar import Content, Tool, call_grammar, called_format, is_strict, knows_calls
 from tandem.tokenizer.answers.call_values import NotWrittenError
 from tandem.tokenizer.answers.formats import FORMATS, Format, opened_by, opened_within
 from tandem.tokenizer.answers.harmony import FINAL
@@ -25,13 +26,16 @@ def check_answer(request: pb.EncodeChatRequest, violations: Violations) -> None:
         violations.add("answer.format", f"must be one of {', '.join(FORMATS)}")
     if request.answer.HasField("calls") and not request.tools:
         violations.add("answer.calls", "needs tools")
+    if request.answer.calls.content_schema and request.answer.calls.required:
+        violations.add("answer.calls.content_schema", "cannot be beside required: such an answer calls tools alone")
 
 
 def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb.AnswerGuide:
     """Returns what guides the answer to a prompt that has this text. Raises INVALID_ARGUMENT."""
     asked = request.answer
     form = FORMATS[asked.format] if asked.format else loaded.answer_format
-    if asked.HasField("calls"):
+    calls = asked.HasField("calls") and (not asked.calls.content_schema or knows_calls(form))
+    if calls:
         form = called_format(form)
     form = form or FORMATS["none"]
     guide = pb.AnswerGuide(format=form.name)
@@ -44,7 +48,7 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
         begin_ids, end_ids = reasoning_ids(form, loaded, opened)
         guide.reasoning_begin_ids.extend(begin_ids)
         guide.reasoning_end_ids.extend(end_ids)
-    if asked.HasField("calls"):
+    if calls:
         tools = _tools(request, asked.calls)
         marks = sorted(
             (loaded.specials[text] for text in form.markers() & loaded.specials.keys()), key=lambda token: token.id
@@ -60,6 +64,7 @@ def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb
                 several=not asked.calls.single,
                 opened=opened,
                 reasons=not asked.calls.behind_reasoning,
+                content=_content(asked.calls),
             )
         except NotWrittenError as error:
             raise _wrong_tool(error) from None
@@ -97,6 +102,16 @@ def _tools(request: pb.EncodeChatRequest, asked: pb.CallChoice) -> Sequence[Tool
             [FieldViolation("answer.calls.names", f"there is no tool {missing[0]!r}; there are {told}")]
         )
     return [tool for tool in tools if tool.name in asked.names]
+
+
+def _content(asked: pb.CallChoice) -> Content | None:
+    if not asked.content_schema:
+        return None
+    place = "answer.calls.content_schema"
+    try:
+        return Content(json.loads(asked.content_schema), place)
+    except (ValueError, RecursionError) as error:
+        raise NotWrittenError(f"{place}: is not valid JSON: {error}") from None
 
 
 def _wrong_tool(error: NotWrittenError) -> Exception:
