@@ -86,7 +86,7 @@ def test_a_made_up_load_is_the_same_by_its_seed_and_shares_its_prefixes_alone():
 def test_prompts_of_a_file_and_what_is_wrong_in_one(tmp_path: Path):
     lines, plain = tmp_path / "prompts.jsonl", tmp_path / "prompts.txt"
     lines.write_text('{"prompt": "one", "max_tokens": 3}\n\n{"prompt": ["two", "and more"]}\n')
-    plain.write_text("one\n{two}\n")
+    plain.write_text("\ufeffone\n{two}\n")  # as some editors mark a file of UTF-8
     turns = [each.turns for each in from_file(lines, Lengths.parse("9"), 0)]
     assert turns == [[Turn("one", 3)], [Turn("two", 9), Turn("and more", 9)]]
     assert [each.turns[0].text for each in from_file(plain, Lengths.parse("9"), 0)] == ["one", "{two}"]

@@ -132,6 +132,9 @@ def test_a_tool_of_a_namespace_is_called_by_both_names(client: openai.OpenAI) ->
     assert whole["tools"] == asked["tools"]
 
 
+SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
+
+
 @pytest.mark.parametrize("kept", ["encrypted_content", "content"])
 def test_reasoning_may_come_back_as_either_of_its_forms(client: openai.OpenAI, kept: str) -> None:
     said = {"guided": {"choices": ["<think>\nhm, so\n</think>\n\nAy."]}}
@@ -185,6 +188,7 @@ def test_parse_and_the_streaming_helper(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "function", "name": "f", "parameter": {}}]}, "tools[0].parameter"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
         ({"input": [USER, {"type": "reasoning", "encrypted_content": "gAAA"}]}, "input[1].encrypted_content"),
+        ({"tools": [{"type": "function", "name": "n__f"}, SPACE]}, "tools[1].tools[0].name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(client: openai.OpenAI, changed: dict[str, Any], param: str) -> None:

@@ -231,6 +231,11 @@ class ResponseFields(OwnFields, kw_only=True):
                 left_out = left_out or place
             else:
                 raise wrong(f"{place}.type", "must be 'function' or 'namespace'", "not_served")
+        names: dict[str, Offer] = {}
+        for offer in found:
+            if (other := names.setdefault(offer.name, offer)) is not offer and other.namespace != offer.namespace:
+                what = f"is shown to the model as {offer.name!r}, as {other.place} is: choose another name"
+                raise wrong(f"{offer.place}.name", what)
         if left_out and not found:
             raise wrong(f"{left_out}.type", "must be 'function' or 'namespace'", "not_served")
         return found

@@ -79,8 +79,9 @@ class Upstream:
         self._loading = asyncio.Lock()
 
     async def wait(self) -> None:
-        """Until both services answer; not for ever, because requests tell what is wrong better."""
-        until = time.monotonic() + WAIT_SECONDS
+        """Until both services answer; not for ever, because requests tell what is wrong better. What it waits for is
+        told when it changes: nothing else says why a door refuses all requests."""
+        until, told = time.monotonic() + WAIT_SECONDS, ""
         while True:
             try:
                 await self.client.get_tokenizer(self.tokenizer, timeout=ASK_SECONDS)
@@ -89,6 +90,9 @@ class Upstream:
                 waits_for = "no worker tells what it serves"
             except TandemError as error:
                 waits_for = str(error)
+            if waits_for != told:
+                told = waits_for
+                logger.info("waiting: %s", told)
             if time.monotonic() > until:
                 logger.warning("serving without what is not there: %s", waits_for)
                 return

@@ -78,7 +78,7 @@ def from_file(path: Path, output: Lengths, seed: int) -> list[Conversation]:
     `max_tokens`; of a file that does not end in .jsonl, each line is a prompt. Raises ValueError with the line."""
     chance = random.Random(seed)  # noqa: S311
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if not line.strip():
             continue
         texts: object = line

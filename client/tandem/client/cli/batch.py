@@ -21,7 +21,7 @@ Asked = tuple[str, GenerateOptions]
 def read_prompts(path: Path) -> list[Asked]:
     """Returns the prompts of a file, each with options of its own. Raises CommandError with the line."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:
         raise CommandError(f"--prompts {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -79,9 +79,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         worker = self._worker
         metadata = dict(context.invocation_metadata() or ())
         running, submit = await worker.open(request, told_suspicions(metadata.get(SUSPICIONS_KEY)))
-        info = worker.supervisor.require_info()
         wants = wants_logprobs(request.output)
         try:
+            info = worker.supervisor.require_info()
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(
                     request_id=running.request_id,
