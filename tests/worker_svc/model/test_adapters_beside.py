@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tandem.worker.checkpoints import CheckpointError
+from tandem.worker.checkpoints import CheckpointError, adapters
 from tandem.worker.checkpoints.hugging_face import HuggingFaceCheckpoint
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
@@ -199,6 +199,25 @@ def test_what_stays_beside_is_what_would_be_added_to_the_weights(kind: str, tmp_
 
 def plain_tensors(checkpoint: HuggingFaceCheckpoint) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in checkpoint.tensors() if isinstance(tensor, torch.Tensor)}
+
+
+def test_numbers_are_read_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random_llama().save_pretrained(tmp_path / "base")
+    adapters_of(tmp_path, random_llama(), [{"r": 2, "target_modules": ["q_proj"]}])
+    read: list[str] = []
+    monkeypatch.setattr(adapters, "read_tensor", lambda path, file, name, shown: read.append(name) or torch.ones(2))
+    changes = HuggingFaceCheckpoint(tmp_path / "base").low_rank(tmp_path / "adapter0")
+    assert changes and not read
+    assert all(len(change.a) == 2 for change in changes.values()) and len(read) == len(changes)
+
+
+def test_numbers_beyond_float16_are_named(tmp_path: Path) -> None:
+    random_llama().save_pretrained(tmp_path / "base")
+    adapters_of(tmp_path, random_llama(), [{"r": 2, "target_modules": ["q_proj"]}])
+    file = tmp_path / "adapter0/adapter_model.safetensors"
+    save_file({name: tensor * (1e6 if ".1." in name else 1) for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(CheckpointError, match=r"adapter0: the change of model.layers.1.self_attn.q_proj.weight has"):
+        runner_of(tmp_path, 1, torch.float16)
 
 
 def test_what_an_adapter_has_for_layers_that_share_keys_and_values_is_left_out(tmp_path: Path) -> None:

@@ -84,11 +84,24 @@ class _Update:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds to a matrix `[out, in]` of the model: `scale * b a`, with a `[r, in]` and b `[out, r]`."""
+    """What an adapter adds to a matrix `[out, in]` of the model: `scale * b a`, with a `[r, in]` and b `[out, r]`. Both
+    are read when they are asked for: those of many adapters may be more than the model."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
+    of: str  # where it is from, for errors
+    update: _Update
+    rows: Rows
+
+    @property
+    def a(self) -> torch.Tensor:
+        return self.update.a.read()
+
+    @property
+    def b(self) -> torch.Tensor:
+        return self.rows(self.update.b.read()).contiguous()
+
+    @property
+    def scale(self) -> float:
+        return self.update.scale
 
 
 class Adapted:
@@ -159,15 +172,15 @@ def low_rank(
             )
         if change.turned != is_turned(stored):
             raise CheckpointError(f"{of}: fan_in_fan_out is {change.turned}, which the model's files contradict")
-        a, b = change.a.read().float(), change.b.read().float()
+        a, b = change.a.stored.shape, change.b.stored.shape
         whole = sum(shapes[name][0] for name in parts)
-        if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
             raise CheckpointError(f"{of}: lora_A and lora_B have other shapes than [r, in] and [out, r]")
         for name, rows in parts.items():
-            if (len(b), a.shape[1]) != (whole, shapes[name][1]):
-                has = [len(b), a.shape[1]]
+            if (b[0], a[1]) != (whole, shapes[name][1]):
+                has = [b[0], a[1]]
                 raise CheckpointError(f"{of} has the shape {has}, but the matrix has {[whole, shapes[name][1]]}")
-            found[name] = LowRank(a, rows(b).contiguous(), change.scale)
+            found[name] = LowRank(of, change, rows)
     _log.info("%s stays beside the model and changes %d matrices", path, len(found))
     return found
 
@@ -208,7 +221,7 @@ def _changes(config: Fields, files: Mapping[str, TensorFile]) -> dict[str, _Upda
             missing = f"lora_{'embedding_' if embedding else ''}{'B' if 'A' in both else 'A'}"
             raise CheckpointError(f"{config.path.parent}: {module} has no {missing}")
         rank = int(_of_module(config, "rank_pattern", module, config.integer("r", 8)))
-        if both["A"].stored.shape[:1] != (rank,):
+        if rank < 1 or both["A"].stored.shape[:1] != (rank,):
             raise config.error("r", f"is {rank} for {module}, but lora_A has another rank")
         turned = embedding or config.boolean("fan_in_fan_out", False)
         found[f"{module}.weight"] = _Update(both["A"], both["B"], _scale(config, module, rank), turned)

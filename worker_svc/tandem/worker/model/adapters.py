@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.adapters import LowRank
+from tandem.worker.checkpoints.checkpoint import CheckpointError
 from tandem.worker.model.changes import Change, Changes
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.transformer import Transformer
@@ -17,17 +18,21 @@ _RANK_MULTIPLE = 32  # to which ranks are padded with zeros, since products of p
 
 
 def add_adapter(model: Transformer, number: int, changes: Mapping[str, LowRank], filler: WeightFiller) -> None:
-    """Puts an adapter, by its number from 0 on, beside the matrices that it changes, by their canonical names."""
+    """Puts an adapter, by its number from 0 on, beside the matrices that it changes, by their canonical names. Raises
+    CheckpointError."""
     destinations = model.destinations()
     for name, change in changes.items():
         matrix, first = destinations[name].module, destinations[name].row
         assert isinstance(matrix, Linear)
         if matrix.changes is None:
             matrix.changes = Changes(model.adapted)
-        more = -len(change.a) % _RANK_MULTIPLE
-        a = _linear(F.pad(change.a, (0, 0, 0, more)), model.dtype, filler)
-        b = _linear(F.pad(change.b, (0, more)), model.dtype, filler)
-        matrix.changes.put(number, Change(first, len(change.b), change.scale, a, b))
+        a, b = change.a, change.b
+        more = -len(a) % _RANK_MULTIPLE
+        try:
+            both = [_linear(F.pad(*each), model.dtype, filler) for each in ((a, (0, 0, 0, more)), (b, (0, more)))]
+        except OverflowError as error:
+            raise CheckpointError(f"{change.of} has {error}") from error
+        matrix.changes.put(number, Change(first, len(b), change.scale, *both))
 
 
 def _linear(rows: torch.Tensor, dtype: torch.dtype, filler: WeightFiller) -> Linear:
