@@ -67,7 +67,7 @@ async def test_metrics_tell_what_was_served(random_llama: Path, tmp_path: Path):
     assert after["tandem_generation_tokens_total"] == 40
     assert after["tandem_prefix_cache_queries_total"] == 200
     assert after["tandem_prefix_cache_hits_total"] == 99
-    assert after["tandem_request_success_total"] == 2
+    assert after["tandem_request_success_total"] == after["tandem_requests_by_name_total"] == 2
     assert after["tandem_time_to_first_token_seconds_count"] == 2
     assert after["tandem_inter_token_latency_seconds_count"] == 2 * 19
     assert after["tandem_request_time_per_output_token_seconds_count"] == 2

@@ -122,12 +122,13 @@ class WorkerMetrics:
             int(reason): success.labels(model_name, _FINISHED.get(reason, reason.name.lower()))
             for reason in (*FinishReason, *Failure)
         }
-        self._adapter_requests = Counter(
-            "tandem_adapter_requests",
-            "Admitted requests for an adapter beside the model",
-            ["model_name", "adapter"],
+        self._requests = Counter(
+            "tandem_requests_by_name",
+            "Admitted requests by what they are for, the model or an adapter beside it",
+            ["model_name", "name"],
             registry=registry,
         )
+        self._requests.labels(model_name, model_name)
         compilations = Counter(
             "tandem_guide_compilations",
             "Guide compilations by outcome",
@@ -177,9 +178,9 @@ class WorkerMetrics:
         pages = info.kv_cache_tokens // info.page_size
         self._cache.labels(self._model_name, info.page_size, pages, info.kv_cache_dtype).set(1)
 
-    def adapter_asked(self, adapter: str) -> None:
-        """Counts a request for an adapter that is served."""
-        self._adapter_requests.labels(self._model_name, adapter).inc()
+    def admitted(self, name: str) -> None:
+        """Counts a request for the model, or for an adapter beside it."""
+        self._requests.labels(self._model_name, name or self._model_name).inc()
 
     def engine_ended(self) -> None:
         """Sets the gauges to an engine that is gone."""

@@ -387,8 +387,7 @@ class WorkerService:
             if self.admission.has_others(caller):
                 self.worker_metrics.refused_by_share.inc()
             raise
-        if submit.adapter >= 0:
-            self.worker_metrics.adapter_asked(request.model)
+        self.worker_metrics.admitted(request.model)
         wake = asyncio.Event()
         numbers = range(submit.number, submit.number + submit.samples)
         streams = [OutputStream(number, delivery, wake=wake) for number in numbers]
