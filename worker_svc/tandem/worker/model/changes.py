@@ -17,9 +17,9 @@ import torch
 
 class AdaptedRows(NamedTuple):
     """The rows of one adapter in a step: `rows` `[M]` int64, of which the first `own` are its own, and the others
-    padding."""
+    padding. None: all rows of the step."""
 
-    rows: torch.Tensor
+    rows: torch.Tensor | None
     own: int
 
 
@@ -31,11 +31,22 @@ class Adapted:
 
 
 class Change(torch.nn.Module):
-    """What an adapter adds to some of a matrix's outputs, from `first` on, by two matrices."""
+    """What an adapter adds to some of a matrix's outputs, from `first` on. Where it changes several parts of the matrix
+    (queries, keys and values), their A lie below each other, and B has a block for each of them."""
 
-    def __init__(self, first: int, outputs: int, scale: float, a: torch.nn.Module, b: torch.nn.Module) -> None:
+    scales: torch.Tensor
+
+    def __init__(self, first: int, a: torch.nn.Module, b: torch.nn.Module, scales: torch.Tensor) -> None:
+        """`scales` `[r]` float32, of what A gives."""
         super().__init__()
-        self.first, self.outputs, self.scale, self.a, self.b = first, outputs, scale, a, b
+        self.first, self.a, self.b = first, a, b
+        self.register_buffer("scales", scales)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, outputs]`."""
+        inner = self.a(x)
+        more: torch.Tensor = self.b((inner * self.scales).to(inner.dtype))
+        return more
 
 
 class Changes(torch.nn.Module):
@@ -44,12 +55,12 @@ class Changes(torch.nn.Module):
     def __init__(self, adapted: Adapted) -> None:
         super().__init__()
         self._adapted = adapted
-        self._of: dict[int, list[Change]] = {}
+        self._of: dict[int, Change] = {}
 
     def put(self, adapter: int, change: Change) -> None:
-        """Takes a change of an adapter."""
-        self._of.setdefault(adapter, []).append(change)
-        self.add_module(f"{adapter}_{change.first}", change)
+        """Takes what an adapter changes."""
+        self._of[adapter] = change
+        self.add_module(str(adapter), change)
 
     @property
     def active(self) -> bool:
@@ -59,8 +70,12 @@ class Changes(torch.nn.Module):
     def add(self, x: torch.Tensor, product: torch.Tensor) -> None:
         """Adds to `product` `[N, out]` what the rows of `x` `[N, in]` that belong to adapters are given."""
         for adapter, (rows, own) in self._adapted.rows.items():
-            changes = self._of.get(adapter, ())
-            given = x.index_select(0, rows) if changes else x
-            for each in changes:
-                more = (each.b(each.a(given))[:own] * each.scale).to(product.dtype)
-                product[:, each.first : each.first + each.outputs].index_add_(0, rows[:own], more)
+            change = self._of.get(adapter)
+            if change is None:
+                continue
+            more = change(x if rows is None else x.index_select(0, rows)).to(product.dtype)
+            part = product[:, change.first : change.first + more.shape[1]]
+            if rows is None:
+                part += more
+            else:
+                part.index_add_(0, rows[:own], more[:own])

@@ -151,6 +151,8 @@ class ModelRunner:
 
     def _adapted(self, work: Sequence[Work], rows: Sequence[int]) -> dict[int, AdaptedRows]:
         """Returns the rows of each adapter, padded as all rows are; `rows[i]` is the first row of work i."""
+        if work and work[0].adapter >= 0 and all(item.adapter == work[0].adapter for item in work):
+            return {work[0].adapter: AdaptedRows(None, rows[-1] + len(work[-1].tokens))}
         own: dict[int, list[npt.NDArray[np.int64]]] = {}
         for item, row in zip(work, rows, strict=True):
             if item.adapter >= 0:

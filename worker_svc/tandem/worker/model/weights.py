@@ -89,7 +89,7 @@ class WeightFiller:
         such. With `compiled`, products of quantized ones are compiled (`Grouped.compiled_alone`).
         `quantized_weight` is called like the class, and makes one in the device's own order."""
         self._panels = panels
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._compiled = compiled
         self._dtype = dtype
         self._quantization = quantization
@@ -131,7 +131,7 @@ class WeightFiller:
             source = source.dequantize()
         if module.weight.is_meta:
             # What no tensor gives is 0: gates of attention have no bias beside queries, keys and values that have.
-            empty = torch.zeros(module.weight.shape, dtype=module.weight.dtype, device=self._device)
+            empty = torch.zeros(module.weight.shape, dtype=module.weight.dtype, device=self.device)
             module.weight = torch.nn.Parameter(empty, requires_grad=False)
         part = module.weight.data[row : row + len(source)]
         part.copy_(source)
@@ -154,9 +154,9 @@ class WeightFiller:
         if isinstance(self._quantization, Quantization):
             for kind in (self._quantization, INT8):
                 if kind.bits >= least_bits:
-                    return quantize(rows.to(self._device), kind)
+                    return quantize(rows.to(self.device), kind)
         elif self._quantization == "fp8" and least_bits <= 4:
-            return to_float8(rows.to(self._device))
+            return to_float8(rows.to(self.device))
         return rows
 
     def _store(self, module: Linear | Embedding, row: int, rows: Rows) -> None:
@@ -202,9 +202,9 @@ class WeightFiller:
     def _allocate(self, module: Linear | Embedding, rows: int, like: Rows) -> Weight:
         columns = module.in_features
         if isinstance(like, Grouped):
-            return self._quantized_weight(like.kind, rows, columns, like, self._device)
+            return self._quantized_weight(like.kind, rows, columns, like, self.device)
         if isinstance(like, Float8Rows):
-            return Float8Weight(rows, columns, self._device, groups=like.scale.shape[1])
+            return Float8Weight(rows, columns, self.device, groups=like.scale.shape[1])
         dtype = self._kept_in(module, like)
         multiplied = isinstance(module, Linear) or module.tied
         if multiplied and self._panels is not None and (dtype == self._dtype or self._panels is WidePanels):
@@ -213,10 +213,10 @@ class WeightFiller:
             return FloatRows(rows, columns)
         numbers = rows * columns
         stageable = numbers * dtype.itemsize <= _STAGING_BYTES and self._staged is None and dtype == self._dtype
-        if not (stageable and isinstance(module, Linear) and rearranges(numbers, self._device, dtype)):
+        if not (stageable and isinstance(module, Linear) and rearranges(numbers, self.device, dtype)):
             shape = (rows, columns)
-            on_cpu = self._device.type == "cpu"
-            empty = zeros(shape, dtype) if on_cpu else torch.empty(shape, dtype=dtype, device=self._device)
+            on_cpu = self.device.type == "cpu"
+            empty = zeros(shape, dtype) if on_cpu else torch.empty(shape, dtype=dtype, device=self.device)
             return PlainWeight(empty, shared=isinstance(module, Embedding))
         if not len(self._staging):
             self._staging = torch.empty(_STAGING_BYTES // self._dtype.itemsize, dtype=self._dtype)
