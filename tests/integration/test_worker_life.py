@@ -15,10 +15,12 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+import tokenizers
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
+from tandem.inference.v1 import inference_pb2 as pb
 from tandem.worker.engine.process.child import socket_folder
 from tests.integration.worker_process import (
     failed_start,
@@ -281,6 +283,32 @@ async def test_a_tokenizer_with_more_ids_than_the_model_ends_the_start(
     assert "32000" in stderr
     assert "300" in stderr
     assert len(stderr.strip().splitlines()) == 1
+
+
+async def test_a_tokenizer_may_have_ids_of_no_text_behind_those_of_the_model(random_llama: Path, tmp_path: Path):
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    library.train_from_iterator(
+        ["the worker learns the bytes of its tokenizer, and a model has fewer ids"] * 9, trainer
+    )
+    assert library.get_vocab_size() == 300
+    library.add_special_tokens(["<image_soft_token>"])  # as Gemma 3 1B has it
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 400}))  # of a larger model with the same tokenizer
+    async with (
+        service_process("tandem.tokenizer", tmp_path, "--tokenizer", str(folder)) as (address, _),
+        threaded_worker(tmp_path, "--model", str(random_llama), "--tokenizer-address", address) as worker,
+    ):
+        assert (await worker.admin.GetModel(admin_pb2.GetModelRequest())).tokenizer_fingerprint
+        asked = greedy([1], 6, guided=pb.GuidedDecoding(regex="[a-z]{9}"))
+        assert library.decode((await worker.generate(asked)).ids).isalpha()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"prompt_ids\[0\].*below the vocabulary size 300"):
+            await worker.generate(greedy([300], 1))
 
 
 async def test_a_worker_learns_its_tokenizers_fingerprint(shared_data: Path, tmp_path: Path):

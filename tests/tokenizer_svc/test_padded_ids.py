@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tandem.tokenizer.encoding import TokenIdError
-from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.formats import FormatError, load_tokenizer, sidecar
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.vocabulary import TokenType
 from tests.tokenizer_svc.test_hf_json import KINDS
@@ -99,13 +99,21 @@ def test_tekken_is_padded_too(tmp_path: Path) -> None:
     assert padded(tmp_path, vocab_size=plain.vocabulary_size + 2).vocabulary_size == plain.vocabulary_size + 2
 
 
-def test_the_size_stands_where_the_model_has_it(tmp_path: Path) -> None:
+def test_the_size_stands_where_the_model_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = saved(tmp_path, "gpt2").get_vocab_size()
     assert padded(tmp_path, text_config={"vocab_size": size + 2}).vocabulary_size == size + 2
     of_both = padded(tmp_path, vocab_size=size + 9, text_config={"vocab_size": size + 2})
     assert of_both.vocabulary_size == size + 2
+    for around in (
+        {"thinker_config": {"text_config": {"vocab_size": size + 2}}},
+        {"llm_config": {"vocab_size": size + 2}},
+    ):
+        assert padded(tmp_path, **around).vocabulary_size == size + 2
     for other in (size, size - 1, 0, -1, True, 1e9, "many", None, size + (1 << 16) + 1, 1 << 60):
         assert padded(tmp_path, vocab_size=other).vocabulary_size == size
+    monkeypatch.setitem(sidecar._UNSAID, "gemma3_text", size + 3)
+    assert padded(tmp_path, text_config={"model_type": "gemma3_text"}).vocabulary_size == size + 3
+    assert padded(tmp_path, text_config={"model_type": ["gemma3_text"]}).vocabulary_size == size
     with pytest.raises(TokenIdError):
         padded(tmp_path, vocab_size=size + 1).decode([size + 1])
     (tmp_path / "config.json").write_text("{")

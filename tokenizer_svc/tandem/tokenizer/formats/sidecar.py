@@ -98,10 +98,18 @@ def read_sidecar(folder: Path) -> Sidecar:
     )
 
 
+# Where the text model is in the config of one that sees or hears, too, from the outside in.
+_WITHIN = ("thinker_config", "llm_config", "text_config")
+_UNSAID = {"gemma3_text": 262208}  # published without a number, which is that of transformers' class
+
+
 def _model_ids(path: Path) -> int:
     config = read_json_object(path) if path.is_file() else {}
-    of_text = config.get("text_config")  # of a model that sees, too
-    size = (of_text if isinstance(of_text, dict) else config).get("vocab_size")
+    for name in _WITHIN:
+        inner = config.get(name)
+        config = inner if isinstance(inner, dict) else config
+    kind = config.get("model_type")
+    size = config.get("vocab_size", _UNSAID.get(kind) if isinstance(kind, str) else None)
     return size if type(size) is int else 0
 
 

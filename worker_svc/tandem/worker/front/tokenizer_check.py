@@ -57,15 +57,25 @@ class TokenizerCheck:
         self._answer = asyncio.create_task(self._ask())
 
     async def against(self, info: EngineInfo) -> tuple[str, Vocabulary]:
-        """Returns the tokenizer's fingerprint and the bytes of its ids; raises StartError if it does not answer in time
-        from now on, or has more ids than the model."""
+        """Returns the tokenizer's fingerprint and the bytes of the model's ids; raises StartError if it does not answer
+        in time from now on, or has ids of text that the model has not.
+
+        Others it may have: Gemma 3 1B has a word for pictures behind its embedding, and ids that pad the embedding of a
+        larger model stand beside the tokenizer that a smaller one shares.
+        """
         settings = self._settings
         self._until = time.monotonic() + settings.tokenizer_wait_seconds
-        address, tokenizer, vocabulary = await self._answer
-        if tokenizer.vocabulary_size > info.vocabulary_size:
+        address, tokenizer, pieces, special_ids = await self._answer
+        size, no_text = info.vocabulary_size, set(special_ids)
+        if any(one not in no_text for one in range(size, len(pieces))):
             raise StartError(
                 f"vocabulary mismatch: tokenizer {tokenizer.name!r} at {address} has {tokenizer.vocabulary_size} ids, "
-                f"the model in {settings.model} only {info.vocabulary_size}"
+                f"the model in {settings.model} only {size}"
+            )
+        if behind := [pieces[one].decode("utf-8", "replace") for one in range(size, len(pieces)) if pieces[one]]:
+            what = ", ".join(behind[:3]) + (", ..." if len(behind) > 3 else "")
+            logger.warning(
+                "the model has no id for what tokenizer %s has from id %d on: %s", tokenizer.name, size, what
             )
         if settings.tokenizer_fingerprint and settings.tokenizer_fingerprint != tokenizer.fingerprint:
             raise StartError(
@@ -73,14 +83,14 @@ class TokenizerCheck:
                 f"not tokenizer_fingerprint {settings.tokenizer_fingerprint}"
             )
         logger.info("tokenizer %s at %s: fingerprint %s", tokenizer.name, address, tokenizer.fingerprint)
-        return tokenizer.fingerprint, vocabulary
+        return tokenizer.fingerprint, Vocabulary.of(pieces[:size], [one for one in special_ids if one < size])
 
     async def stop(self) -> None:
         """Asks no more. May be called at any time."""
         self._answer.cancel()
         await asyncio.gather(self._answer, return_exceptions=True)
 
-    async def _ask(self) -> tuple[str, pb.Tokenizer, Vocabulary]:
+    async def _ask(self) -> tuple[str, pb.Tokenizer, list[bytes], list[int]]:
         settings = self._settings
         address = await self._address()
         credentials, metadata = read_peer_files(settings)
@@ -105,7 +115,7 @@ class TokenizerCheck:
                     f"tokenizer_address {address}: {error.code().name}: {error.details()} "
                     f"(waited up to {settings.tokenizer_wait_seconds:g} s{_hint(error.code(), credentials is None)})"
                 ) from error
-        return address, tokenizer, Vocabulary.of(pieces, special_ids)
+        return address, tokenizer, pieces, special_ids
 
     async def _address(self) -> str:
         """Returns the service's address, once it has written it where it is to be read from a file. Raises
