@@ -43,6 +43,7 @@ WIDE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as numbe
 BF16_WAYS = ("shifts", "twos", "amx")  # of AVX-512; the later the better
 SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2, torch.int8: 3, FLOAT8: 4}  # as `Product` has them
 _WORTH_THREADS = 1 << 16
+_FEW_NUMBERS = 2048  # that a product gives: a thread by itself has them sooner than several that wait for each other
 WIDE_TILE = 32  # inputs of bf16 that `wide_product` takes at once
 
 
@@ -257,6 +258,6 @@ def wide_product(x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.T
         rows,
         k,
         outputs,
-        torch.get_num_threads(),
+        torch.get_num_threads() if rows * outputs > _FEW_NUMBERS else 1,
     )
     return out
