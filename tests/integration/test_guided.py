@@ -71,7 +71,9 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
     async with (
         service_process("tandem.tokenizer", folder, f"--tokenizer=demo={DEMO}") as (address, _),
         running_worker(
-            folder, f"--model={DEMO}", f"--tokenizer-address={address}", "--kv-cache-tokens=16384"
+            folder,
+            *(f"--model={DEMO}", f"--tokenizer-address={address}", "--kv-cache-tokens=16384"),
+            "--speculate=always",  # else a busy machine's clock decides whether drafts are computed
         ) as worker,
         grpc.aio.insecure_channel(address) as channel,
     ):
