@@ -171,10 +171,14 @@ async def test_answers_validate_against_their_schemas_and_free_rows_do_not_notic
     assert [text for text, _ in crowded[3:]] == [text for text, _ in answers[:6]]  # type: ignore[misc]
 
 
+# Eight tokens that were there before are not found in such short answers: all drafts are what the guide forces.
+OF_THE_GUIDE = pb.SpeculationParams(max_draft_tokens=8, prompt_lookup_ngram=8)
+
+
 @pytest.mark.parametrize("speculate", [False, True])
 async def test_regex_choices_and_grammar_hold_and_ends_are_told(services: Services, speculate: bool):
     pattern = r"[0-9]{4}-[0-9]{2} (yes|no|maybe)"
-    passes = {"plain": 0, "speculating": 0}
+    accepted = 0
     for seed in range(4):
         text, answer = await services.guided(seed, regex=pattern)
         assert re.fullmatch(pattern, text), text
@@ -182,20 +186,29 @@ async def test_regex_choices_and_grammar_hold_and_ends_are_told(services: Servic
         assert answer.finished.reason == pb.FINISH_REASON_GRAMMAR_END
         request = guided_request(seed, 400, regex=pattern)
         if speculate:
-            request.speculation.max_draft_tokens = 8
+            request.speculation.CopyFrom(OF_THE_GUIDE)
         again = await services.worker.generate(request)
         assert (again.ids, again.logprobs) == (answer.ids, answer.logprobs)
         assert again.finished is not None
-        passes["plain"] += answer.finished.usage.forward_passes
-        passes["speculating"] += again.finished.usage.forward_passes
+        assert not answer.finished.usage.draft_tokens_proposed
+        accepted += again.finished.usage.draft_tokens_accepted
         text, _ = await services.guided(
             seed, choices=pb.ChoiceList(choices=["Ja", "Nein", 'say "hi"', "vielleicht \\ né\n"])
         )
         assert text in ["Ja", "Nein", 'say "hi"', "vielleicht \\ né\n"]
         text, _ = await services.guided(seed, grammar='start: "<" NAME ("," NAME)~2 ">"\nNAME: /[a-z]{1,5}/')
         assert re.fullmatch(r"<[a-z]{1,5}(,[a-z]{1,5}){2}>", text), text
-    # Drafts that come too late on a busy machine save nothing.
-    assert not speculate or passes["speculating"] <= passes["plain"]
+    # What a guide forces is drafted where the guide's process tells it before the next step begins, which is the
+    # machine's business: sooner or later it does.
+    for seed in range(4, 300):
+        if not speculate or accepted:
+            break
+        request = guided_request(seed, 400, regex=pattern)
+        request.speculation.CopyFrom(OF_THE_GUIDE)
+        more = (await services.worker.generate(request)).finished
+        assert more is not None
+        accepted += more.usage.draft_tokens_accepted
+    assert bool(accepted) == speculate
 
 
 async def test_a_guided_answer_is_resumed_forked_and_cut_like_any_other(services: Services):
