@@ -142,6 +142,7 @@ async def test_samples_and_speculation_of_an_adapter_are_its_own(worker: Worker)
         (["--lora=a b=x"], "NAME=FOLDER is expected"),
         (["--lora=a=x", "--lora=a=y"], "the name 'a' is given twice"),
         (["--lora=random=x", "--model-name=random"], "is the model's own"),
+        ([f"--lora=a{number}=x" for number in range(257)], "at most 256 adapters are served"),
         (["--lora=a=x", "--tensor-parallel=2"], "lora is not served with tensor_parallel"),
         (["--lora=a=/nowhere"], "/nowhere/adapter_config.json: no such file"),
     ],

@@ -137,8 +137,8 @@ class Upstream:
     async def _ask_models(self) -> dict[str, ModelInfo]:
         answers = await self.client.get_models(timeout=ASK_SECONDS)
         served = [model for model in answers.values() if model is not None]
-        found = {name: model for model in served for name in model.adapters}
-        found = {model.name: model for model in served} | found
+        adapters = {name: model for model in served for name in model.adapters}
+        found = {model.name: model for model in served} | adapters
         self._known = found or self._known  # workers that restart tell nothing
         return self._known
 

@@ -17,6 +17,7 @@ from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, randomized, some_ids
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -161,23 +162,30 @@ def change_config(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_packed_model_is_that_of_its_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = save_packed(tmp_path, FORMATS[name])
+def check_logits(folder: Path, reference: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> Transformer:
+    """Compares logits with the reference's: of weights made plain, of the native operations, and of stored integers.
+    Returns the last model; the native operations stay off."""
     ids = some_ids(97, 30)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0]
-    plain = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32, quantization=None)
+    plain = load_transformer(open_checkpoint(folder), "cpu", torch.float32, quantization=None)
     torch.testing.assert_close(logits_in_chunks(plain, ids, [30]), expected, atol=1e-4, rtol=0)
-    near = logits_in_chunks(load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32), ids, [30])
+    near = logits_in_chunks(load_transformer(open_checkpoint(folder), "cpu", torch.float32), ids, [30])
     assert (near - expected).norm() < 0.05 * expected.norm()
     # Without rounded activations, the stored integers give the same logits.
     monkeypatch.setattr(native, "available", lambda: False)
-    kept = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32)
+    kept = load_transformer(open_checkpoint(folder), "cpu", torch.float32)
+    torch.testing.assert_close(logits_in_chunks(kept, ids, [30]), expected, atol=1e-4, rtol=0)
+    return kept
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_packed_model_is_that_of_its_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = save_packed(tmp_path, FORMATS[name])
+    kept = check_logits(tmp_path, reference, monkeypatch)
     weights = sum(isinstance(module, QuantizedWeight) for module in kept.modules())
     # 8 bits with zeros are made plain; q, k and v, each in an order of its own, lie apart.
     assert weights == (0 if "asymmetric" in name and " 8 " in name else 14 if FORMATS[name].get("desc_act") else 8)
-    torch.testing.assert_close(logits_in_chunks(kept, ids, [30]), expected, atol=1e-4, rtol=0)
 
 
 def test_layers_of_columns_in_another_order_are_one_call_with_the_same_bits(
@@ -278,19 +286,10 @@ def test_matrices_may_have_bits_and_groups_of_their_own(
     settings, field, said = VARIED[kind]
     others = {PARTS.get(pattern, pattern): other for pattern, other in said.items()}
     reference = save_packed(tmp_path, settings, others=others)
-    ids = some_ids(97, 30)
-    with torch.inference_mode():
-        expected = reference(torch.tensor([ids])).logits[0]
     with pytest.raises(CheckpointError, match="has the shape"):  # what nobody said is an error of the file
         open_checkpoint(tmp_path)
     change_config(tmp_path, quantization_config=settings | {field: said})
-    plain = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32, quantization=None)
-    torch.testing.assert_close(logits_in_chunks(plain, ids, [30]), expected, atol=1e-4, rtol=0)
-    near = logits_in_chunks(load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32), ids, [30])
-    assert (near - expected).norm() < 0.05 * expected.norm()
-    monkeypatch.setattr(native, "available", lambda: False)
-    kept = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32)
-    torch.testing.assert_close(logits_in_chunks(kept, ids, [30]), expected, atol=1e-4, rtol=0)
+    check_logits(tmp_path, reference, monkeypatch)
 
 
 def test_matrices_that_patterns_leave_out_are_plain(tmp_path: Path) -> None:

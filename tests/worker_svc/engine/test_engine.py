@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.ends import Failure
 from tandem.worker.engine.engine import Engine, Finish
+from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
@@ -39,11 +40,13 @@ class Driver:
         overlap: bool = False,
         checks: bool = True,
         costs: Costs | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """What a step takes is not measured: drafts are free, or have these `costs`."""
         self.runner = CountingRunner(pages, page_size)
         limits = SchedulerLimits(max_batch_tokens=budget, max_running=running, checks=checks)
-        self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap, costs=costs or Free())
+        table = PageTable(pages, page_size)
+        self.engine = Engine(self.runner, table, limits, overlap=overlap, costs=costs or Free(), grammars=grammars)
         self.output: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finish] = {}
         self.launched_ahead = 0  # steps, before the one before them was read

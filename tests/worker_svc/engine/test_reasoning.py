@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
-from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.reasoning import Reasoning, Thinking
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request
-from tandem.worker.engine.scheduler import SchedulerLimits
-from tandem.worker.engine.speculation.costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, counting_request
 from tests.worker_svc.engine.test_engine import Driver
 
@@ -168,77 +164,61 @@ GUIDED = {
 }
 
 
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    """An engine that overlaps its steps and knows what its ids say; at its end no guide is left."""
+    pytest.importorskip("llguidance")
+    grammars = Grammars(VOCABULARY, [])
+    grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
+    driver = Driver(pages=64, budget=90, overlap=True, grammars=grammars)
+    driver.runner.jumps = True
+    try:
+        yield driver
+        assert not grammars._matchers
+    finally:
+        grammars.stop()
+
+
+def guided_behind(driver: Driver, request: Request) -> None:
+    """Submits a request whose answer, behind its reasoning, is four digits below 6."""
+    assert request.thinking is not None
+    request.thinking.guide = driver.engine.grammars.matcher(Guide("regex", "[0-5]{4}"))
+    request.matcher = request.thinking.guiding
+    driver.engine.submit(request)
+
+
 @pytest.mark.parametrize("begin", GUIDED)
 @pytest.mark.parametrize("drafts", [0, 6])
 @pytest.mark.parametrize("resumed", [0, 3, 5, 8])
-def test_a_guide_begins_behind_the_reasoning(begin: tuple[int, ...], drafts: int, resumed: int):
-    pytest.importorskip("llguidance")
-    driver = Driver(pages=64, budget=90)
-    driver.runner.jumps = True
-    grammars = Grammars(VOCABULARY, [])
-    grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
-    limits = SchedulerLimits(max_batch_tokens=90, max_running=8)
-    driver.engine = Engine(driver.runner, PageTable(64, 4), limits, grammars=grammars, costs=Free(), overlap=True)
+def test_a_guide_begins_behind_the_reasoning(driver: Driver, begin: tuple[int, ...], drafts: int, resumed: int):
     whole = GUIDED[begin]
-    try:
-        request = thinking(counting_request(0, 5, 6, 30, resumed=whole[:resumed]), (40, 41), 3, begin, leads=True)
-        request.drafting = Drafting(drafts, 2) if drafts else None
-        assert request.thinking is not None
-        request.thinking.guide = grammars.matcher(Guide("regex", "[0-5]{4}"))
-        request.matcher = request.thinking.guiding
-        driver.engine.submit(request)
-        driver.run()
-        assert driver.output[0] == whole[resumed:]
-        assert driver.finished[0].reason is FinishReason.GRAMMAR_END
-        assert driver.finished[0].statistics.reasoning_tokens == (0 if whole == ANSWER else 3)
-        assert not grammars._matchers
-    finally:
-        grammars.stop()
+    request = thinking(counting_request(0, 5, 6, 30, resumed=whole[:resumed]), (40, 41), 3, begin, leads=True)
+    request.drafting = Drafting(drafts, 2) if drafts else None
+    guided_behind(driver, request)
+    driver.run()
+    assert driver.output[0] == whole[resumed:]
+    assert driver.finished[0].reason is FinishReason.GRAMMAR_END
+    assert driver.finished[0].statistics.reasoning_tokens == (0 if whole == ANSWER else 3)
 
 
-def test_a_guide_that_waits_for_the_reasoning_is_closed_with_its_request():
-    pytest.importorskip("llguidance")
-    driver = Driver(pages=64, budget=90)
-    driver.runner.jumps = True
-    grammars = Grammars(VOCABULARY, [])
-    grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
-    limits = SchedulerLimits(max_batch_tokens=90, max_running=8)
-    driver.engine = Engine(driver.runner, PageTable(64, 4), limits, grammars=grammars, costs=Free(), overlap=True)
-    try:
-        request = thinking(counting_request(0, 5, 6, 3), (40, 41), None, (11,), leads=True)
-        assert request.thinking is not None
-        request.thinking.guide = grammars.matcher(Guide("regex", "[0-5]{4}"))
-        request.matcher = request.thinking.guiding
-        driver.engine.submit(request)
-        driver.run()
-        assert driver.output[0] == [11, 12, 13]
-        assert not grammars._matchers
-    finally:
-        grammars.stop()
+def test_a_guide_that_waits_for_the_reasoning_is_closed_with_its_request(driver: Driver):
+    guided_behind(driver, thinking(counting_request(0, 5, 6, 3), (40, 41), None, (11,), leads=True))
+    driver.run()
+    assert driver.output[0] == [11, 12, 13]
 
 
 @pytest.mark.parametrize("room", [0, 3])
-def test_resumed_output_that_completes_a_guide_ends_once_the_prompt_is_scored(room: int):
-    pytest.importorskip("llguidance")
-    driver = Driver(pages=64, budget=90)
-    driver.runner.jumps = True
-    grammars = Grammars(VOCABULARY, [])
-    grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
-    limits = SchedulerLimits(max_batch_tokens=90, max_running=8)
-    driver.engine = Engine(driver.runner, PageTable(64, 4), limits, grammars=grammars, costs=Free(), overlap=True)
-    try:
-        options = LogprobOptions(prompt=True)
-        request = counting_request(0, 5, 30, len(ANSWER) + room, resumed=ANSWER, logprobs=options)
-        guide = Guide("regex", "[0-5]{4}")
-        grammars.compile(1, guide)
-        while not grammars.take_compiled():
-            grammars.wait(0.1)
-        request.matcher = grammars.matcher(guide)  # which answers while the step runs
-        driver.engine.submit(request)
-        results = []
-        while driver.engine.has_work:
-            results.append(driver.engine.step())
-        assert [finish.reason for result in results for finish in result.finished] == [FinishReason.GRAMMAR_END]
-        assert sum(len(scores.logprobs) for result in results for scores in result.prompts) == 29
-    finally:
-        grammars.stop()
+def test_resumed_output_that_completes_a_guide_ends_once_the_prompt_is_scored(driver: Driver, room: int):
+    options = LogprobOptions(prompt=True)
+    request = counting_request(0, 5, 30, len(ANSWER) + room, resumed=ANSWER, logprobs=options)
+    guide, grammars = Guide("regex", "[0-5]{4}"), driver.engine.grammars
+    grammars.compile(1, guide)
+    while not grammars.take_compiled():
+        grammars.wait(0.1)
+    request.matcher = grammars.matcher(guide)  # which answers while the step runs
+    driver.engine.submit(request)
+    results = []
+    while driver.engine.has_work:
+        results.append(driver.engine.step())
+    assert [finish.reason for result in results for finish in result.finished] == [FinishReason.GRAMMAR_END]
+    assert sum(len(scores.logprobs) for result in results for scores in result.prompts) == 29

@@ -12,17 +12,13 @@ import pytest
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.constraints import StepConstraints
 from tandem.worker.engine.ends import Failure
-from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.guides.host import FORK_SERVER_SECONDS
 from tandem.worker.engine.guides.limits import GUIDE_NICE
 from tandem.worker.engine.guides.patience import LONGEST_WAIT_SECONDS
-from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Drafting, Request
-from tandem.worker.engine.scheduler import SchedulerLimits
-from tandem.worker.engine.speculation.costs import Free
-from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
+from tests.worker_svc.engine.counting import VOCABULARY, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 
 pytest.importorskip("llguidance")
@@ -35,12 +31,9 @@ class GuidedDriver(Driver):
     """An engine that knows what its ids say."""
 
     def __init__(self, pages: int = 64, running: int = 8, *, overlap: bool = False) -> None:
-        super().__init__(pages=pages, budget=64, running=running)
         grammars = Grammars(VOCABULARY, [])
         grammars.load(PIECES, [])
-        limits = SchedulerLimits(max_batch_tokens=64, max_running=running)
-        self.runner = CountingRunner(pages, 4)
-        self.engine = Engine(self.runner, PageTable(pages, 4), limits, grammars=grammars, costs=Free(), overlap=overlap)
+        super().__init__(pages=pages, budget=64, running=running, overlap=overlap, grammars=grammars)
 
     def guided(self, number: int, first: int, prompt: int, output: int, guide: Guide = ANYTHING) -> Request:
         request = counting_request(number, first, prompt, output)

@@ -135,12 +135,8 @@ class Transformer(torch.nn.Module):
         wanted = logit_rows if cache.hidden is None else None
         last = self.config.num_layers
         shared = last if late is None else last - self.config.shared_layers
-        ends = wanted is None and late is None and cache.hidden is None and not adapted
-        within = wanted if late is None and not adapted else None
-        x, delta, logits = self._compute(0, shared, x, delta, step, within, ends=ends)
-        if adapted and wanted is not None:
-            assert delta is not None
-            x, delta = x.index_select(0, wanted), delta.index_select(0, wanted)
+        ends = wanted is None and late is None and cache.hidden is None
+        x, delta, logits = self._compute(0, shared, x, delta, step, wanted if late is None else None, ends=ends)
         if late is not None:
             assert delta is not None and logit_rows is not None
             x, delta, step = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), step.of(logit_rows, late)
@@ -166,9 +162,10 @@ class Transformer(torch.nn.Module):
         ends: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Returns x and delta behind layers from `first` on, before `last`, as `Layer.forward` has them; with `wanted`
-        `[M]`, those rows alone. Where they are fewer, the last layer is computed piece by piece, and less of it. If it
-        `ends` all layers, logits come with them where they are computed in the call of the last one."""
-        fewer = wanted is not None and len(wanted) != len(x)
+        `[M]`, those rows alone. Where they are fewer, the last layer is computed piece by piece, and less of it, unless
+        adapters change rows: they know them by their places. If it `ends` all layers, logits come with them where they
+        are computed in the call of the last one."""
+        fewer = wanted is not None and len(wanted) != len(x) and not self.adapted.rows
         together = last - 1 if fewer else last
         place, logits = first, None
         while place < last:

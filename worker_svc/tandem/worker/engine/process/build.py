@@ -195,9 +195,11 @@ def _load(
 def _beside(config: EngineConfig, checkpoint: Checkpoint) -> list[dict[str, LowRank]]:
     """Reads the adapters that stay beside the model. Raises BuildError."""
     folders = config.adapters()
-    if folders and not isinstance(checkpoint, HuggingFaceCheckpoint):
+    if not folders:
+        return []
+    if not isinstance(checkpoint, HuggingFaceCheckpoint):
         raise BuildError(f"lora takes a model in Hugging Face's layout; {config.model} is {checkpoint.format}")
-    return [checkpoint.low_rank(folder) for folder in folders.values() if isinstance(checkpoint, HuggingFaceCheckpoint)]
+    return [checkpoint.low_rank(folder) for folder in folders.values()]
 
 
 def _engine(

@@ -22,7 +22,8 @@ ALONE static void amx_shape(int upper, int lower) {
         shapes.rows[tile] = (uint8_t)rows;
         shapes.columns[tile] = rows ? 64 : 0;
     }
-    _tile_loadconfig(&shapes);
+    // Not `_tile_loadconfig`: gcc's says that it reads eight bytes, so that the others were never written.
+    __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
 }
 
 // One or two blocks of rows with a pair of panels, tiles from `first` to `last`. Meanwhile what follows at `ahead` is asked
