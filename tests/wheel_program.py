@@ -49,8 +49,9 @@ def results() -> Iterator[torch.Tensor]:
     """Computes products with and without AVX-512 and AMX, and a layer's other operations."""
     torch.manual_seed(1)
     matrix, x, ours = torch.randn(272, 512), torch.randn(37, 512), NativeOperations()
-    for wide in (True, False):
+    for wide, amx in ((True, True), (True, False), (False, False)):
         native.allow_wide(wide)
+        native.allow_amx(amx)
         yield from (weight(x[:rows]) for weight in weights(matrix) for rows in (1, 4, 37))
     for dtype in filter(native.wide_serves, native.WIDE_KINDS):
         weight = WidePanels(*matrix.shape, dtype)

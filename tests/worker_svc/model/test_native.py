@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,10 +161,21 @@ def test_scales_and_least_numbers_of_6_bits_take_the_bytes_that_they_have_in_fil
     )
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_wide_registers_change_no_bit(kind: Quantization) -> None:
+@pytest.fixture(params=["by AMX", "by VNNI"])
+def by_amx(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What many rows are multiplied by, of what AVX2 is not for."""
     if not native.allow_wide(True):
         pytest.skip("no AVX-512 with VNNI")
+    there = native.allow_amx(request.param == "by AMX")
+    if request.param == "by AMX" and not there:
+        pytest.skip("no AMX")
+    yield
+    native.allow_amx(True)
+
+
+@pytest.mark.usefixtures("by_amx")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_wide_registers_and_tiles_change_no_bit(kind: Quantization) -> None:
     dtypes = (
         torch.float32,
         torch.float16,
@@ -174,7 +185,7 @@ def test_wide_registers_change_no_bit(kind: Quantization) -> None:
     )
     for dtype, (rows, columns) in zip(dtypes, ((100, 1300), (33, 64), (3, 20), (40, 600)), strict=False):
         weight = stored(random_matrix(kind, rows, columns, dtype))
-        for count in (*range(1, 18), 40, 95, 96, 103, 131):
+        for count in (*range(1, 18), *range(24, 34), 40, 95, 96, 103, 131):
             x = random_rows(count, columns)
             x[0, -1] = float("inf") if count % 3 else 1.0
             wide = weight(x)

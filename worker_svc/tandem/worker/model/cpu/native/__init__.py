@@ -58,6 +58,12 @@ def allow_wide(allowed: bool) -> bool:
     return bool(calls().tandem_allow_wide(allowed))
 
 
+def allow_amx(allowed: bool) -> bool:
+    """Whether several rows may be multiplied with quantized weights by AMX from now on, as they are at first; whether
+    the processor has it. For comparisons: the bits are the same."""
+    return bool(calls().tandem_allow_amx(allowed))
+
+
 def allow_wide_attention(allowed: bool) -> bool:
     """Whether attention may use AVX-512 with VNNI from now on, as it does at first; whether the processor has it. For
     comparisons: the bits differ."""

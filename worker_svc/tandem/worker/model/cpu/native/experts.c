@@ -156,10 +156,11 @@ static void arrange(const Matrix *m, const Inputs *in, const int32_t *order, int
                       to);
     } else if (rows > 1 && is_quantized(m)) {
         const Rounding how = rounding_for(m);
-        const int64_t words = how.words, groups = m->groups, most = quantized_rows(&how);
-        by_tiles(in->q + from * words, order, to, rows, words, most);
-        by_tiles((const int32_t *)in->scale + from * groups, order, to + rows * words, rows, groups, most);
-        by_tiles((const int32_t *)in->sum + from * groups, order, to + rows * (words + groups), rows, groups, most);
+        const int64_t words = how.words, groups = m->groups;
+        const int32_t *const of[3] = {in->q + from * words, (const int32_t *)in->scale + from * groups,
+                                      (const int32_t *)in->sum + from * groups};
+        int32_t *const scales = to + rows * words, *const into[3] = {to, scales, scales + rows * groups};
+        into_tiles(&how, of, order, into, rows, 0, groups);
     } else if (rows > 1 && order) {
         for (int64_t r = 0; r < rows; r++)
             memcpy(to + r * m->inputs, in->x + order[r] * m->inputs, (size_t)m->inputs * sizeof(float));
@@ -179,18 +180,18 @@ static void multiply(const Matrix *m, const Inputs *in, const int32_t *order, in
     const int64_t each = OUTPUTS / PANEL, first = part * each;
     const int64_t last = first + each < m->panels ? first + each : m->panels;
     if (is_quantized(m)) {
-        const int64_t words = quantized_words(m), groups = m->groups;
+        const Rounding how = rounding_for(m);
+        const int64_t words = how.words, groups = m->groups;
         const int alone = rows == 1;
         const int32_t *x = alone ? in->q + row * words : arranged;
         const float *scale = alone ? in->scale + row * groups : (const float *)arranged + rows * words;
         const float *sum = alone ? in->sum + row * groups : scale + rows * groups;
-        const int less = rounding_for(m).less;
         const Product p = {.weight = m->numbers,
                            .scale = m->scale,
                            .least = m->least,
                            .scale_unit = m->scale_unit,
                            .least_unit = m->least_unit,
-                           .table = less ? 0 : m->table,
+                           .table = how.less ? 0 : m->table,
                            .x = x,
                            .x_scale = scale,
                            .x_sum = sum,
@@ -200,7 +201,8 @@ static void multiply(const Matrix *m, const Inputs *in, const int32_t *order, in
                            .groups = m->groups,
                            .half = m->half,
                            .per_channel = m->per_channel,
-                           .less = less};
+                           .less = how.less,
+                           .amx = by_amx(&how, rows)};
         quantized_outputs(&p, m->bits, (int)m->group, first, last);
         return;
     }

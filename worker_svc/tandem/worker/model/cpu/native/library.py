@@ -24,6 +24,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "panel_rows": ([_NUMBER, _POINTER, *[_SIZE] * 4, _POINTER, _SIZE, _POINTER], _NUMBER),
     "fill_panels": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 2, _NUMBER], None),
     "allow_wide": ([_NUMBER], _NUMBER),
+    "allow_amx": ([_NUMBER], _NUMBER),
     "allow_wide_attention": ([_NUMBER], _NUMBER),
     "allow_wide_scores": ([_NUMBER], _NUMBER),
     "choose": ([_POINTER, _POINTER, _NUMBER], _NUMBER),
@@ -79,16 +80,24 @@ SOURCES = CSources(
     "operations",
     (
         # The compiler takes longest for the first ones.
-        *("quantized_wide.c", "digits_wide.c", "products.c", "attention_wide.c", "attention_wide_digits.c"),
+        *(
+            "quantized_wide.c",
+            "digits_wide.c",
+            "quantized_amx.c",
+            "products.c",
+            "attention_wide.c",
+            "attention_wide_digits.c",
+        ),
         *("attention_wide_twos.c", "attention_wide_twos_fp8.c"),
         *("attention_wide_twos_int8.c", "attention_wide_twos_int4.c"),
         *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c", "beginning.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
         *("heads.c", "experts.c", "largest.c", "draw.c", "report.c", "routing.c", "delta_net.c", "mamba.c"),
-        *("short_convolution.c", "selection.c", "selection_wide.c", "team.c", "prefetch.c"),
+        *("short_convolution.c", "selection.c", "selection_wide.c", "team.c", "prefetch.c", "amx.c"),
     ),
     (
         *(
+            "amx.h",
             "attention.h",
             "attention_digits.h",
             "attention_floats.h",

@@ -4,26 +4,12 @@
 
 #ifdef WITH_AMX
 
-#define MEMORY_IS_READ __asm__ volatile("" ::: "memory")  // and written: gcc's tile operations do not say so
-
-typedef struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t columns[16];  // bytes of a row
-    uint8_t rows[16];
-} __attribute__((packed)) TileShapes;
-
 // Sums 0 to 3, activations 4 and 5, weights 6 and 7, for blocks of `upper` and `lower` rows.
 ALONE static void amx_shape(int upper, int lower) {
-    TileShapes shapes;
-    memset(&shapes, 0, sizeof shapes);
-    shapes.palette = 1;
-    for (int tile = 0; tile < 8; tile++) {
-        const int rows = tile >= 6 ? 16 : tile == 4 || tile < 2 ? upper : lower;
-        shapes.rows[tile] = (uint8_t)rows;
-        shapes.columns[tile] = rows ? 64 : 0;
-    }
-    // Not `_tile_loadconfig`: gcc's says that it reads eight bytes, so that the others were never written.
-    __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
+    TileShapes shapes = {0};
+    for (int tile = 0; tile < 8; tile++)
+        shape_tile(&shapes, tile, tile >= 6 ? 16 : tile == 4 || tile < 2 ? upper : lower, 64);
+    SHAPE_TILES(shapes);
 }
 
 // One or two blocks of rows with a pair of panels, tiles from `first` to `last`. Meanwhile what follows at `ahead` is asked

@@ -9,13 +9,9 @@
 // threads: a sum that is put down between two blocks is taken up as it was. Each way of bf16 has bits of its own (AMX and
 // vdpbf16ps also round activations to bf16), so a process uses one of them for everything.
 //
-// What needs bf16's instructions or AMX stands in functions that are named so and never become part of another: a
-// compiler may move an instruction in front of the `if` that it stands behind.
+// What needs bf16's instructions or AMX stands in functions of its own: see amx.h.
 
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#include "amx.h"
 #include "gates.h"
 #include "matrices.h"
 #include "operations.h"
@@ -29,12 +25,6 @@
 #define BLOCKS_AT_ONCE 14  // of activations for which weights are read once; 8 by AMX
 #define WORTH_THREADS (1 << 18)
 
-#define ALONE __attribute__((noinline))
-
-#if defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
-#define WITH_AMX 1
-#endif
-
 // How a product is computed. The first are kinds of numbers (`numbers.h`), the others ways of bf16.
 enum { BY_SHIFTS = 8, BY_TWOS = 9, BY_AMX = 10 };
 
@@ -47,32 +37,17 @@ static int avx512_is_there(void) {
 
 static int bf16_is_there(void) { return avx512_is_there() && __builtin_cpu_supports("avx512bf16"); }
 
-// Asks the system for the tiles' registers, once: it saves them for processes that have asked only.
-static int amx_is_there(void) {
-    static int known = -1;
-    if (known < 0) {
-        unsigned a, b, c, d = 0;
-        const unsigned needed = 1u << 22 | 1u << 24;  // amx-bf16, amx-tile
-        known = 0;
-#ifdef WITH_AMX
-        if (bf16_is_there() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & needed) == needed)
-            known = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM of the tiles' data
-#else
-        (void)a, (void)b, (void)c, (void)d, (void)needed;
-#endif
-    }
-    return known;
-}
+static int tiles_serve(void) { return bf16_is_there() && amx_is_there(AMX_BF16); }
 
 // How bf16 is computed here at best: by shifts (1), by vdpbf16ps (2), by AMX (3); 0 where nothing here serves.
-int tandem_wide_serves(void) { return amx_is_there() ? 3 : bf16_is_there() ? 2 : avx512_is_there() ? 1 : 0; }
+int tandem_wide_serves(void) { return tiles_serve() ? 3 : bf16_is_there() ? 2 : avx512_is_there() ? 1 : 0; }
 
 // The best of these that bf16 may use from now on, 3 at first. For comparisons; the bits differ.
 void tandem_limit_bf16(int most) { most_allowed = BY_SHIFTS - 1 + most; }
 
 static int way_of(int kind) {
     if (kind != BF16) return kind;
-    if (most_allowed >= BY_AMX && amx_is_there()) return BY_AMX;
+    if (most_allowed >= BY_AMX && tiles_serve()) return BY_AMX;
     return most_allowed >= BY_TWOS && bf16_is_there() ? BY_TWOS : BY_SHIFTS;
 }
 

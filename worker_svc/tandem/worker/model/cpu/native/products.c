@@ -19,6 +19,7 @@
 //
 // Half precision: a panel's 16 sums grow along the input dimension, in fp32.
 
+#include "amx.h"
 #include "matrices.h"
 #include "operations.h"
 #include "quantized_narrow.h"
@@ -28,7 +29,7 @@
 #define ROWS 6               // of a tile: 12 sums in 16 registers
 #define OWN_WORDS (1 << 14)  // of 32 bits: a single row of so many at most is quantized by each thread for itself
 
-static int wide_allowed = 1;
+static int wide_allowed = 1, amx_allowed = 1;
 
 // Whether processors with AVX-512 and VNNI multiply by it from now on, and whether this is one. The bits are the same.
 int tandem_allow_wide(int allowed) {
@@ -36,7 +37,21 @@ int tandem_allow_wide(int allowed) {
     return wide_is_there();
 }
 
+// Whether several rows are multiplied by AMX from now on, and whether this processor has it. The bits are the same.
+int tandem_allow_amx(int allowed) {
+    amx_allowed = allowed;
+    return wide_is_there() && amx_is_there(AMX_INT8);
+}
+
 // ---------------------------------------------------------------------------------------------------- activations
+
+// Rows from which on a product is quicker by AMX than by VNNI, 0: never. Its tiles have 64 inputs, and what is done with a
+// group's sums takes as long as several of them.
+static int amx_rows(int bits, const int16_t *table, int64_t group, int int16) {
+    const int there = amx_allowed && wide_allowed && wide_is_there() && amx_is_there(AMX_INT8);
+    if (!there || bits == 6 || group < 32 || (table && !of_bytes(table))) return 0;
+    return int16 && group > 32 ? 6 : 24;
+}
 
 Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
     const int less = bits == 6 ? 32 : less_than_digits(group <= SPAN ? table : 0),
@@ -55,6 +70,7 @@ Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64
                       .crossed = kind == AS_INT8 && bits == 6,
                       .span = span,
                       .raised = raised,
+                      .amx = amx_rows(bits, table, group, kind == AS_INT16),
                       .of_integers = less || of_table,
                       .order = order};
 }
@@ -290,6 +306,10 @@ INLINE void quantized_panels(const int bits, const int means, const int group, c
 
 // Panels from `first` to `last`, up to `TOGETHER` of them.
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last) {
+    if (p->amx) {
+        amx_panels(p, bits, group, first, last);
+        return;
+    }
     if (wide_allowed && wide_is_there()) {
         if (takes_int8(bits, group, p->table)) wide_digits_panels(p, bits, group, first, last);
         else wide_quantized_panels(p, bits, group, first, last);
@@ -300,26 +320,56 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
     else BY_NARROW_KIND(quantized_panels, bits, p, group, p, first, last)
 }
 
-// Rows of a tile, at most.
-int64_t quantized_rows(const Rounding *how) {
+int by_amx(const Rounding *how, int64_t rows) { return how->amx && rows >= how->amx; }
+
+// Rows of a tile, at most, of so many.
+static int64_t quantized_rows(const Rounding *how, int64_t rows) {
+    if (by_amx(how, rows)) return AMX_ROWS;
     return how->kind != AS_INT16 ? DIGIT_ROWS : wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS;
 }
 
-// Rows `order`, or the first ones where it is null, of [.., width] -> of each tile of up to `most` rows [width, rows].
-void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most) {
-    for (int64_t row = 0, some; row < rows; row += some) {
-        some = tile_rows(rows - row, most);
-        const int32_t *of[DIGIT_ROWS];
-        for (int64_t r = 0; r < some; r++) of[r] = from + (order ? order[row + r] : row + r) * width;
-        for (int64_t i = 0; i < width; i++)
-            for (int64_t r = 0; r < some; r++) to[row * width + i * some + r] = of[r][i];
+// One group's integers of one of the `rows` of a tile as AMX takes them.
+INLINE void group_for_amx(const Rounding *how, const int32_t *from, int64_t rows, int64_t row, void *tile) {
+    const int64_t group = how->group;
+    uint8_t *to = (uint8_t *)tile + row * group;
+    if (how->kind == AS_INT8) {
+        memcpy(to, from, (size_t)group);
+        return;
+    }
+    const __m256i lower = _mm256_set1_epi16(255);
+    for (int64_t i = 0; i < group; i += 16) {
+        const __m256i v = _mm256_loadu_si256((const __m256i *)((const int16_t *)from + i));
+        const __m256i both = _mm256_packus_epi16(_mm256_and_si256(v, lower), _mm256_srli_epi16(v, 8));
+        const __m256i bytes = _mm256_permute4x64_epi64(both, 0xd8);
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_castsi256_si128(bytes));
+        _mm_storeu_si128((__m128i *)(to + rows * group + i), _mm256_extracti128_si256(bytes, 1));
     }
 }
 
-// `some` rows [width] of `from` as a tile [width, some]; numbers from `first` to `last` of each.
-INLINE void into_tile(const int32_t *from, int32_t *to, int64_t some, int64_t width, int64_t first, int64_t last) {
+// Some rows of `width` numbers, each where `of` says it is -> [width, rows]; numbers from `first` to `last` of each.
+INLINE void across(const int32_t *const *of, int32_t *to, int64_t rows, int64_t first, int64_t last) {
     for (int64_t i = first; i < last; i++)
-        for (int64_t r = 0; r < some; r++) to[i * some + r] = from[r * width + i];
+        for (int64_t r = 0; r < rows; r++) to[i * rows + r] = of[r][i];
+}
+
+// Rounded rows, those of `order` unless it is null, as their kernel takes them, in tiles: integers, scales and sums, of each
+// those of the groups from `first` to `last`.
+void into_tiles(const Rounding *how, const int32_t *const from[3], const int32_t *order, int32_t *const to[3],
+                int64_t rows, int64_t first, int64_t last) {
+    const int64_t groups = how->groups, words = how->words / groups, most = quantized_rows(how, rows);
+    const int amx = by_amx(how, rows);
+    for (int64_t row = 0, some; row < rows; row += some) {
+        some = tile_rows(rows - row, most);
+        const int32_t *of[3][AMX_ROWS];
+        for (int n = 0; n < 3; n++)
+            for (int64_t r = 0; r < some; r++)
+                of[n][r] = from[n] + (order ? order[row + r] : row + r) * (n ? groups : how->words);
+        for (int n = 1; n < 3; n++) across(of[n], to[n] + row * groups, some, first, last);
+        if (!amx) across(of[0], to[0] + row * how->words, some, first * words, last * words);
+        for (int64_t g = first; amx && g < last; g++)
+            for (int64_t r = 0; r < some; r++)
+                group_for_amx(how, of[0][r] + g * words, some, r, to[0] + (row * groups + g * some) * words);
+    }
 }
 
 // Asks for what a thread's panels begin with: `AHEAD` of the products, which ask for nothing nearer.
@@ -368,23 +418,18 @@ static void some_rows(const void *of) {
     const Shared *s = of;
     const Rounding *how = &s->how;
     const int threads = s->threads;
-    const int64_t groups = how->groups, rows = s->p.rows, most = quantized_rows(how);
+    const int64_t groups = how->groups, rows = s->p.rows;
+    const int32_t *const from[3] = {s->x_rows, s->scale_rows, s->sum_rows};
+    int32_t *const to[3] = {s->tiles, s->scale_tiles, s->sum_tiles};
 #pragma omp for schedule(static) nowait
     for (int part = 0; part < threads; part++) ask_for_own(s, part);
 #pragma omp for schedule(static)
     for (int part = 0; part < threads; part++) {
         const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
-        for (int64_t row = 0, some; row < rows; row += some) {
-            some = tile_rows(rows - row, most);
-            for (int64_t r = row; r < row + some; r++)
-                quantize_groups(s->x, how, s->x_rows, (float *)s->scale_rows, (float *)s->sum_rows, r * groups + first,
-                                r * groups + last);
-            if (rows == 1) break;
-            const int64_t each = how->words / groups, word = row * how->words, place = row * groups;
-            into_tile(s->x_rows + word, s->tiles + word, some, how->words, first * each, last * each);
-            into_tile(s->scale_rows + place, s->scale_tiles + place, some, groups, first, last);
-            into_tile(s->sum_rows + place, s->sum_tiles + place, some, groups, first, last);
-        }
+        for (int64_t r = 0; r < rows; r++)
+            quantize_groups(s->x, how, s->x_rows, (float *)s->scale_rows, (float *)s->sum_rows, r * groups + first,
+                            r * groups + last);
+        if (rows > 1) into_tiles(how, from, 0, to, rows, first, last);
     }
     all_outputs(&s->p, s);
 }
@@ -414,7 +459,8 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                             .groups = groups,
                             .half = half,
                             .per_channel = per_channel,
-                            .less = how.less},
+                            .less = how.less,
+                            .amx = by_amx(&how, rows)},
                       .how = how,
                       .bits = bits,
                       .threads = threads,

@@ -28,6 +28,7 @@ typedef struct {
     // 4 e4m3, multiples of a row's
     int half, per_channel;
     int less;  // by so much numbers of 4 and 6 bits are less than their digits
+    int amx;   // whether rows lie as `amx_panels` takes them
 } Product;
 
 // By how much all numbers of a table are less than the digits that stand for them: 8, or 0 where it is another table, or
@@ -105,6 +106,7 @@ typedef struct {
     enum { AS_INT16, AS_INT8, AS_INT8_TWICE } kind;
     int crossed;  // of four int8, the second comes behind the third, as numbers of 6 bits are unpacked
     int span, raised;
+    int amx;               // rows from which on they are multiplied by AMX; 0: never
     int of_integers;       // whether sums are those of the integers times -`raised`
     const int64_t *order;  // [k], which of a row's numbers comes at each place; 0: that of the place
 } Rounding;
@@ -151,6 +153,11 @@ void digits_panels(const Product *p, int group, int64_t first, int64_t last);
 #define WIDE_ROWS 8
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 void wide_digits_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
+
+// By AMX (quantized_amx.c), the same bits as by VNNI, of 8 or 4 bits, in tiles of as many rows [groups, rows, integers of a
+// group]: int8, or the lower bytes of int16 and behind those of all rows the upper ones.
+#define AMX_ROWS 16
+void amx_panels(const Product *p, int bits, int group, int64_t first, int64_t last);
 
 // As `quantize_groups` (products.c) has it, whole spans of int8 by AVX-512: the same bits.
 void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first,
