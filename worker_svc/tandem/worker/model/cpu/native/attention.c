@@ -408,7 +408,9 @@ int tandem_allow_wide_attention(int allowed) {
 static const Way *wide_way(const Attention *a) {
     const int codes = wide_twos_codes_are_there();
     switch (a->format) {
-    case BF16: return wide_twos_is_there() ? &wide_attention_twos : &wide_attention;
+    case BF16:
+        if (wide_amx_is_there()) return &wide_attention_amx;
+        return wide_twos_is_there() ? &wide_attention_twos : &wide_attention;
     case FP8: return codes ? &wide_attention_twos_fp8 : wide_fp8_is_there() ? &wide_attention : &narrow;
     case INT8:
         if (codes && a->group >= TWOS_OF_INT8) return &wide_attention_twos_int8;

@@ -99,6 +99,7 @@ SOURCES = CSources(
         *(
             "amx.h",
             "attention.h",
+            "attention_amx.h",
             "attention_digits.h",
             "attention_floats.h",
             "attention_wide.h",

@@ -36,6 +36,7 @@ void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t gr
                            int64_t rows, int64_t k, int64_t panels, int threads);
 int tandem_wide_serves(void);
 int twos_serve(void);  // whether vdpbf16ps is there and may be used
+int amx_serves(void);  // the same of tiles of bf16
 void tandem_wide_product(int kind, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
                          int64_t outputs, int threads);
 void tandem_float_product(const float *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t outputs,

@@ -22,7 +22,8 @@
 #define ROWS 12            // of a block of activations at most, whose sums fill 24 of 32 registers
 #define ROWS_AMX 32        // the same, in two tiles
 #define CACHED (1 << 20)   // bytes of activations and of two pairs' weights that stay in the second cache
-#define BLOCKS_AT_ONCE 14  // of activations for which weights are read once; 8 by AMX
+#define BLOCKS_AT_ONCE 14  // of activations for which weights are read once
+#define AMX_BLOCKS 8       // the same by AMX
 #define WORTH_THREADS (1 << 18)
 
 // How a product is computed. The first are kinds of numbers (`numbers.h`), the others ways of bf16.
@@ -50,6 +51,8 @@ static int way_of(int kind) {
     if (most_allowed >= BY_AMX && tiles_serve()) return BY_AMX;
     return most_allowed >= BY_TWOS && bf16_is_there() ? BY_TWOS : BY_SHIFTS;
 }
+
+int amx_serves(void) { return way_of(BF16) == BY_AMX; }
 
 int twos_serve(void) { return way_of(BF16) != BY_SHIFTS && bf16_is_there(); }
 
@@ -233,7 +236,7 @@ INLINE int64_t rows_at_once(int64_t rows, int64_t high, int64_t most) {
 INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t from, int64_t to) {
     const int amx = way == BY_AMX;
     const int64_t bytes = ROW_BYTES(way), width = WEIGHT_BYTES(way), high = amx ? ROWS_AMX : tile_rows(p->rows, ROWS);
-    const int64_t at_once = rows_at_once(p->rows, high, amx ? 8 : BLOCKS_AT_ONCE), stride = p->outputs;
+    const int64_t at_once = rows_at_once(p->rows, high, amx ? AMX_BLOCKS : BLOCKS_AT_ONCE), stride = p->outputs;
     const int64_t few = way == BY_SHIFTS ? 512 / TILE : 512;
 #ifdef WITH_AMX
     int64_t shaped = 0;
@@ -252,25 +255,24 @@ INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t fro
                                                                     : (p->steps + parts - 1) / parts;
         for (int64_t first = 0; first < p->steps; first += steps) {
             const int64_t last = first + steps < p->steps ? first + steps : p->steps;
-            for (int64_t pair = from; pair < to; pair++)
+            for (int64_t pair = from; pair < to; pair++) {
+#ifdef WITH_AMX
+                if (amx) {
+                    amx_pair(p, (const uint16_t *)x, pair, start, end, first, last, &shaped);
+                    continue;
+                }
+#endif
                 for (int64_t row = start, rows; row < end; row += rows) {
                     rows = end - row < high ? end - row : high;
                     // A single block asks for what it will need itself, several share the next pair's weights.
                     const uint8_t *ahead = p->weight + ((pair + (blocks > 1)) * p->steps + first) * width;
                     ahead += blocks > 1 ? (row - start) / high * (last - first) * width / blocks : 8192;
-#ifdef WITH_AMX
-                    if (amx) {
-                        if (rows != shaped) amx_shape(rows < 16 ? (int)rows : 16, rows < 16 ? 0 : (int)rows - 16);
-                        shaped = rows;
-                        amx_block(p, (const uint16_t *)x, row, rows, pair, first, last, ahead, width / blocks);
-                        continue;
-                    }
-#endif
                     const int64_t down = row + rows < end;  // the next block is of this pair
                     const float *next = p->out + (down ? row + rows : start) * stride + (pair + !down) * PAIR;
                     block(p, way, x + row * p->steps * bytes, rows, pair, first, last,
                           p->out + row * stride + pair * PAIR, stride, ahead, pace, again, next);
                 }
+            }
         }
     }
 #ifdef WITH_AMX

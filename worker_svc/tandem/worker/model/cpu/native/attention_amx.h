@@ -1,0 +1,135 @@
+// Attention over bf16 by AMX: what attention_wide_twos.h does of many rows, by tiles, and of few ones too, so that a row's bits
+// are the same with any number of them. Scores are sums over 32 numbers, and o grows by those of 32 keys, as tiles add up.
+//
+// A part of `attention_wide_twos.c`.
+
+#pragma once
+
+#ifdef WITH_AMX
+
+#define HIGH 16  // rows of a tile
+
+// Numbers of bf16 [rows, steps], a step's 32 lie together; and as many of 32 columns, two of which are a word: [steps, 16, 32].
+typedef struct {
+    const uint32_t *at;
+    int64_t row, step;  // words from a row to the next, and from a step to the next
+} Twos;
+
+// Sums 0 to 3, rows 4 and 5, columns 6 and 7.
+ALONE static void amx_shape(int64_t rows) {
+    TileShapes shapes = {0};
+    const int upper = rows < HIGH ? (int)rows : HIGH, lower = (int)rows - upper;
+    for (int tile = 0; tile < 8; tile++)
+        shape_tile(&shapes, tile, tile >= 6 ? 16 : tile == 4 || tile < 2 ? upper : lower, 64);
+    SHAPE_TILES(shapes);
+}
+
+// to [rows, 32], rows `width` apart, = x times y, or += where it `adds`. More than 16 rows are `two` tiles.
+INLINE void amx_product(const int two, const int adds, const Twos *x, const Twos *y, int64_t steps, float *to,
+                        int64_t width) {
+    float *under = to + HIGH * width;
+    const uint32_t *rows = x->at, *columns = y->at;
+    if (adds) {
+        _tile_loadd(0, to, width * 4);
+        _tile_loadd(1, to + 16, width * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    if (two && adds) {
+        _tile_loadd(2, under, width * 4);
+        _tile_loadd(3, under + 16, width * 4);
+    } else if (two) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t n = 0; n < steps; n++, rows += x->step, columns += y->step) {
+        _tile_loadd(4, rows, x->row * 4);
+        _tile_loadd(6, columns, y->row * 4);
+        _tile_loadd(7, columns + 16, y->row * 4);
+        if (two) _tile_loadd(5, rows + HIGH * x->row, x->row * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, to, width * 4);
+    _tile_stored(1, to + 16, width * 4);
+    if (two) {
+        _tile_stored(2, under, width * 4);
+        _tile_stored(3, under + 16, width * 4);
+    }
+}
+
+// The same of any number of rows, and of `count` times 32 columns, `apart` words from one to the next.
+ALONE static void amx_products(const int adds, int64_t rows, const Twos *x, const Twos *y, int64_t count,
+                               int64_t apart, int64_t steps, float *to, int64_t width) {
+    MEMORY_IS_READ;
+    for (int64_t row = 0; row < rows; row += 2 * HIGH) {
+        const int64_t high = rows - row < 2 * HIGH ? rows - row : 2 * HIGH;
+        if (row == 0 || high < 2 * HIGH) amx_shape(high);
+        const Twos here = {x->at + row * x->row, x->row, x->step};
+        for (int64_t n = 0; n < count; n++) {
+            const Twos of = {y->at + n * apart, y->row, y->step};
+            float *sums = to + row * width + n * UNIT;
+            if (high > HIGH) amx_product(1, adds, &here, &of, steps, sums, width);
+            else amx_product(0, adds, &here, &of, steps, sums, width);
+        }
+    }
+    _tile_release();
+    MEMORY_IS_READ;
+}
+
+// Vectors [keys, d] as units of bf16, where they are, or else in `made`.
+INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, __m512i *made) {
+    if (d % UNIT == 0 && (uintptr_t)numbers % sizeof(__m512i) == 0) return numbers;
+    make_twos(numbers, keys, d, made);
+    return made;
+}
+
+// [rows, units, 16] twos: lines, however many queries a head of keys has.
+static void wide_attention_amx_begin(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
+    const int64_t d = a->head_dim, rows = block[1] * a->group;
+    const __m512 scale = _mm512_set1_ps(a->scale * (a->cap > 0 ? 1 : LOG2_E));
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        __m256i *q = (__m256i *)(twos_of(to) + row * row_of_twos(d));
+        for (int64_t i = 0; i < units_in(d) * UNIT; i += 16) {
+            const __m512 numbers = _mm512_maskz_loadu_ps(i < d ? first_of(d - i) : 0, from + i);
+            *q++ = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(numbers, scale));
+        }
+    }
+}
+
+static void wide_attention_amx_look_at(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
+                                       int64_t start, int64_t after, float *room) {
+    const int64_t d = a->head_dim, width = whole(a->page_size, TURNED), wide = wide_of(d), units = units_in(d);
+    const int64_t rows = block[1] * a->group, left = block[2] + block[1] - start;
+    const int64_t keys = left < a->page_size ? left : a->page_size, columns = whole(a->value_dim, UNIT);
+    const int64_t first = first_vector(a, block, kv_head, start), turns = (keys + TURNED - 1) / TURNED;
+    uint32_t *tiles = (uint32_t *)(room + rows * width), *p = (uint32_t *)room;
+    __m512i *made = (__m512i *)(tiles + width * wide / 2);
+    for (int which = 0; which < 2; which++)
+        ask_for_all(vectors(a, which, after).numbers, a->page_size * length_of(BF16, d));
+    turn_keys(units_of(vectors(a, 0, first).numbers, keys, d, made), keys, units, tiles);
+    const Twos queries = {twos_of(of), row_of_twos(d), 16}, turned = {tiles, TURNED, 16 * TURNED};
+    amx_products(0, rows, &queries, &turned, turns, units * 16 * TURNED, units, room, width);
+    const Constants none = {0};
+    wide_attention_twos_weigh(a, block, start, keys, rows, room, width, of, wide, &none);
+    pair_values(units_of(vectors(a, 1, first).numbers, keys, d, made), keys, units, columns, tiles);
+    const int64_t paired = (keys + 1) / 2;
+    memset(tiles + paired * columns, 0, (size_t)((turns * 16 - paired) * columns) * sizeof(uint32_t));
+    const Twos weights = {p, width, 16}, values = {tiles, columns, 16 * columns};
+    amx_products(1, rows, &weights, &values, columns / UNIT, UNIT, turns, of->sums.o, wide);
+}
+
+const Way wide_attention_amx = {1 / LOG2_E, wide_of, wide_attention_amx_begin, wide_attention_amx_look_at,
+                                wide_attention_twos_end};
+
+#else
+
+const Way wide_attention_amx = {0};
+
+#endif
