@@ -29,6 +29,7 @@ GROUPS = [((group, 1, 64), 100 * (group % 2)) for group in range(1, 17)] + [
 KINDS: dict[str, type[TorchOperations]] = {
     "torch": TorchOperations,
     "compiled": NativeOperations,
+    "without AMX": NativeOperations,
     "without bf16": NativeOperations,
     "by AVX2": NativeOperations,
 }
@@ -115,15 +116,16 @@ def exact(scene: Scene, sequence: Sequence) -> torch.Tensor:
 
 @contextlib.contextmanager
 def compiled(kind: str) -> Iterator[None]:
-    """Compiled attention by all that the processor has, without its instructions for bf16, or by AVX2 alone."""
+    """Compiled attention by all that the processor has, without AMX or its instructions for bf16, or by AVX2 alone."""
     if not native.available():
         pytest.skip("no AVX2, or no C compiler")
     if not native.allow_wide_attention(kind != "by AVX2") and kind == "by AVX2":
         pytest.skip("no AVX-512 with VNNI: that is what serves")
-    if kind == "without bf16" and not native.limit_bf16("twos"):
+    more = {"without AMX": "amx", "without bf16": "twos"}.get(kind)
+    if more and not native.limit_bf16(more):
         native.limit_bf16("amx")
-        pytest.skip("no instructions for bf16: that is what serves")
-    native.limit_bf16("shifts" if kind == "without bf16" else "amx")
+        pytest.skip(f"no {more}: that is what serves")
+    native.limit_bf16({"without AMX": "twos", "without bf16": "shifts"}.get(kind, "amx"))
     try:
         yield
     finally:
@@ -145,7 +147,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def error_of(kind: str, name: str, layout: tuple[int, int, int]) -> float:
     """How far a kind of compiled attention may be from float64 over what a format of few bits has stored."""
-    if kind == "compiled":  # by instructions of bf16, queries and weights have its bits
+    if kind in ("compiled", "without AMX"):  # by instructions of bf16, queries and weights have its bits
         if name == "fp8":
             return 1e-2
         if (name == "int8" and layout[0] // layout[1] >= 3) or (name == "int4" and layout[2] % 128):

@@ -404,12 +404,16 @@ int tandem_allow_wide_attention(int allowed) {
 // Queries of a head of keys from which int8 is quicker as bf16 (benchmarks/pages/long_contexts.md).
 #define TWOS_OF_INT8 3
 
+// The same, from which bf16 is multiplied by AMX: with fewer, a decode over a long context would take longer, whose keys
+// have to be turned too.
+#define AMX_QUERIES 4
+
 // With AVX-512: the same way with any number of tokens, since the bits differ.
 static const Way *wide_way(const Attention *a) {
     const int codes = wide_twos_codes_are_there();
     switch (a->format) {
     case BF16:
-        if (wide_amx_is_there()) return &wide_attention_amx;
+        if (wide_amx_is_there() && a->group >= AMX_QUERIES) return &wide_attention_amx;
         return wide_twos_is_there() ? &wide_attention_twos : &wide_attention;
     case FP8: return codes ? &wide_attention_twos_fp8 : wide_fp8_is_there() ? &wide_attention : &narrow;
     case INT8:

@@ -24,9 +24,10 @@ ALONE static void amx_shape(int64_t rows) {
     SHAPE_TILES(shapes);
 }
 
-// to [rows, 32], rows `width` apart, = x times y, or += where it `adds`. More than 16 rows are `two` tiles.
+// to [rows, 32], rows `width` apart, = x times y, or += where it `adds`. More than 16 rows are `two` tiles. Of few rows memory
+// is the limit, so some of what comes next is asked for here too.
 INLINE void amx_product(const int two, const int adds, const Twos *x, const Twos *y, int64_t steps, float *to,
-                        int64_t width) {
+                        int64_t width, Soon *soon) {
     float *under = to + HIGH * width;
     const uint32_t *rows = x->at, *columns = y->at;
     if (adds) {
@@ -44,6 +45,7 @@ INLINE void amx_product(const int two, const int adds, const Twos *x, const Twos
         _tile_zero(3);
     }
     for (int64_t n = 0; n < steps; n++, rows += x->step, columns += y->step) {
+        ask_soon_for(soon, 8 * LINE);
         _tile_loadd(4, rows, x->row * 4);
         _tile_loadd(6, columns, y->row * 4);
         _tile_loadd(7, columns + 16, y->row * 4);
@@ -63,24 +65,27 @@ INLINE void amx_product(const int two, const int adds, const Twos *x, const Twos
     }
 }
 
-// The same of any number of rows, and of `count` times 32 columns, `apart` words from one to the next.
-ALONE static void amx_products(const int adds, int64_t rows, const Twos *x, const Twos *y, int64_t count,
-                               int64_t apart, int64_t steps, float *to, int64_t width) {
+// The same of any number of rows, and of `count` times 32 columns, `apart` words from one to the next. `shaped`: the rows that
+// tiles have.
+ALONE static void amx_products(const int adds, int64_t rows, const Twos *x, const Twos *y, int64_t count, int64_t apart,
+                               int64_t steps, float *to, int64_t width, int64_t *shaped, Soon *soon) {
     MEMORY_IS_READ;
     for (int64_t row = 0; row < rows; row += 2 * HIGH) {
         const int64_t high = rows - row < 2 * HIGH ? rows - row : 2 * HIGH;
-        if (row == 0 || high < 2 * HIGH) amx_shape(high);
+        if (high != *shaped) amx_shape(high);
+        *shaped = high;
         const Twos here = {x->at + row * x->row, x->row, x->step};
         for (int64_t n = 0; n < count; n++) {
             const Twos of = {y->at + n * apart, y->row, y->step};
             float *sums = to + row * width + n * UNIT;
-            if (high > HIGH) amx_product(1, adds, &here, &of, steps, sums, width);
-            else amx_product(0, adds, &here, &of, steps, sums, width);
+            if (high > HIGH) amx_product(1, adds, &here, &of, steps, sums, width, soon);
+            else amx_product(0, adds, &here, &of, steps, sums, width, soon);
         }
     }
-    _tile_release();
     MEMORY_IS_READ;
 }
+
+ALONE static void amx_release(void) { _tile_release(); }
 
 // Vectors [keys, d] as units of bf16, where they are, or else in `made`.
 INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, __m512i *made) {
@@ -111,18 +116,22 @@ static void wide_attention_amx_look_at(const Attention *a, const int32_t *block,
     const int64_t first = first_vector(a, block, kv_head, start), turns = (keys + TURNED - 1) / TURNED;
     uint32_t *tiles = (uint32_t *)(room + rows * width), *p = (uint32_t *)room;
     __m512i *made = (__m512i *)(tiles + width * wide / 2);
-    for (int which = 0; which < 2; which++)
-        ask_for_all(vectors(a, which, after).numbers, a->page_size * length_of(BF16, d));
-    turn_keys(units_of(vectors(a, 0, first).numbers, keys, d, made), keys, units, tiles);
+    int64_t shaped = 0;
+    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
+    turn_keys(units_of(vectors(a, 0, first).numbers, keys, d, made), keys, units, tiles, &soon);
     const Twos queries = {twos_of(of), row_of_twos(d), 16}, turned = {tiles, TURNED, 16 * TURNED};
-    amx_products(0, rows, &queries, &turned, turns, units * 16 * TURNED, units, room, width);
+    amx_products(0, rows, &queries, &turned, turns, units * 16 * TURNED, units, room, width, &shaped, &soon);
     const Constants none = {0};
+    ask_soon_for(&soon, 16 * LINE);
     wide_attention_twos_weigh(a, block, start, keys, rows, room, width, of, wide, &none);
-    pair_values(units_of(vectors(a, 1, first).numbers, keys, d, made), keys, units, columns, tiles);
+    if (!one) soon = asked_soon(a, 1, first, 0, after);
+    pair_values(units_of(vectors(a, 1, first).numbers, keys, d, made), keys, units, columns, tiles, &soon);
     const int64_t paired = (keys + 1) / 2;
     memset(tiles + paired * columns, 0, (size_t)((turns * 16 - paired) * columns) * sizeof(uint32_t));
     const Twos weights = {p, width, 16}, values = {tiles, columns, 16 * columns};
-    amx_products(1, rows, &weights, &values, columns / UNIT, UNIT, turns, of->sums.o, wide);
+    amx_products(1, rows, &weights, &values, columns / UNIT, UNIT, turns, of->sums.o, wide, &shaped, &soon);
+    amx_release();
 }
 
 const Way wide_attention_amx = {1 / LOG2_E, wide_of, wide_attention_amx_begin, wide_attention_amx_look_at,

@@ -558,12 +558,14 @@ INLINE void turn(__m512i r[16]) {
     }
 }
 
-// k [keys, units] becomes [units, 16 twos, TURNED keys, 2] for each TURNED keys.
-INLINE void turn_keys(const __m512i *k, int64_t keys, int64_t units, uint32_t *to) {
+// k [keys, units] becomes [units, 16 twos, TURNED keys, 2] for each TURNED keys. For four lines that are loaded, here and in
+// `pair_values`, three are asked for: products ask for the others (attention_amx.h).
+INLINE void turn_keys(const __m512i *k, int64_t keys, int64_t units, uint32_t *to, Soon *soon) {
     for (int64_t key = 0; key < keys; key += 16) {
         uint32_t *tile = to + key / TURNED * (units * 16 * TURNED) + key % TURNED;
         for (int64_t unit = 0; unit < units; unit++, tile += 16 * TURNED) {
             __m512i r[16];
+            ask_soon_for(soon, 12 * LINE);
             for (int n = 0; n < 16; n++) r[n] = key + n < keys ? k[(key + n) * units + unit] : _mm512_setzero_si512();
             turn(r);
             for (int n = 0; n < 16; n++) _mm512_store_si512(tile + n * TURNED, r[n]);
@@ -711,9 +713,10 @@ INLINE void score_many(const int beside, const uint32_t *q, const uint32_t *tile
 }
 
 // v [keys, units] becomes [pairs of keys, units, 2, 16, 2]; the last one may be alone.
-INLINE void pair_values(const __m512i *v, int64_t keys, int64_t units, int64_t columns, uint32_t *to) {
+INLINE void pair_values(const __m512i *v, int64_t keys, int64_t units, int64_t columns, uint32_t *to, Soon *soon) {
     for (int64_t key = 0; key < keys; key += 2)
         for (int64_t unit = 0; unit < columns / UNIT; unit++, to += UNIT) {
+            ask_soon_for(soon, (1 + key / 2 % 2) * LINE);
             const __m512i first = v[key * units + unit];
             const __m512i second = key + 1 < keys ? v[(key + 1) * units + unit] : _mm512_setzero_si512();
             _mm512_store_si512(to, _mm512_unpacklo_epi16(first, second));
@@ -887,7 +890,7 @@ INLINE void look_by_many(const int64_t d, PAGE) {
     Soon soon = {0};
     (void)after;
     make_twos(vectors(a, 0, first).numbers, keys, d, made);
-    turn_keys(made, keys, units, tiles);
+    turn_keys(made, keys, units, tiles, &soon);
     if (lie_beside(a)) score_many(1, twos_of(of), tiles, d, rows, keys, &c, s, width);
     else score_many(0, twos_of(of), tiles, d, rows, keys, &c, s, width);
     wide_attention_twos_weigh(a, block, start, keys, rows, s, width, of, wide, &c);
@@ -897,7 +900,7 @@ INLINE void look_by_many(const int64_t d, PAGE) {
         const int64_t some = keys - key < chunk ? keys - key : chunk;
         const uint32_t *p = weights + (IN_GROUPS ? sums_of_groups(d) : 0) + key / (IN_GROUPS ? 1 : 2), *from = tiles;
         make_twos(vectors(a, 1, first + key).numbers, some, d, made);
-        pair_values(made, some, units, columns, tiles);
+        pair_values(made, some, units, columns, tiles, &soon);
         BY_WIDE_ROWS(rows, 6, OUTPUT, 1, 0)
     }
 }

@@ -23,7 +23,7 @@
 #define AHEAD 8192  // bytes from what is unpacked to what is asked for, of a single tile of rows
 #define DEEP 64     // bytes of a tile's row at most
 #define TILE 1024   // bytes of a tile of sums
-#define BESIDE 2  // panels of a block
+#define BESIDE 2    // panels of a block
 // Groups until what is multiplied is stored, and until that is taken up. Sums of int8 are in four tiles by turns, and those of
 // int16 in two times two.
 #define LATER(two) ((two) ? 1 : 2)
@@ -48,14 +48,13 @@ INLINE __m512i meanings(const Product *p) {
 // bytes, then the upper ones.
 INLINE __m512i four_inputs(const int bits, const uint8_t *w, __m512i means) {
     if (bits == 8) {
-        const __m512i pairs = _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009,
-                                               0x180008, 0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002,
-                                               0x110001, 0x100000);
+        const __m512i pairs =
+            _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008, 0x170007,
+                             0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
         return _mm512_permutexvar_epi16(pairs, _mm512_loadu_si512(w));
     }
     const __m512i raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w));
-    const __m512i codes =
-        _mm512_and_si512(_mm512_or_si512(raw, _mm512_slli_epi32(raw, 12)), _mm512_set1_epi8(15));
+    const __m512i codes = _mm512_and_si512(_mm512_or_si512(raw, _mm512_slli_epi32(raw, 12)), _mm512_set1_epi8(15));
     return _mm512_shuffle_epi8(means, codes);
 }
 
@@ -198,13 +197,15 @@ INLINE void amx_tile(const int rows, const int two, const Rows *of, const Block 
 
 typedef void Tile(const Rows *of, const Block *block, int64_t panels, int64_t groups);
 
-#define OF_ROWS(R, TWO)                                                                                               \
-    ALONE static void amx_tile_##R##_##TWO(const Rows *of, const Block *block, int64_t panels, int64_t groups) {                      \
-        amx_tile(R, TWO, of, block, panels, groups);                                                                          \
+#define OF_ROWS(R, TWO)                                                                                                \
+    ALONE static void amx_tile_##R##_##TWO(const Rows *of, const Block *block, int64_t panels, int64_t groups) {       \
+        amx_tile(R, TWO, of, block, panels, groups);                                                                   \
     }
-#define EACH(DO, TWO)                                                                                                 \
-    DO(1, TWO) DO(2, TWO) DO(3, TWO) DO(4, TWO) DO(5, TWO) DO(6, TWO) DO(7, TWO) DO(8, TWO) DO(9, TWO)        \
-    DO(10, TWO) DO(11, TWO) DO(12, TWO) DO(13, TWO) DO(14, TWO) DO(15, TWO) DO(16, TWO)
+#define EACH(DO, TWO)                                                                                                  \
+    DO(1, TWO)                                                                                                         \
+    DO(2, TWO)                                                                                                         \
+    DO(3, TWO) DO(4, TWO) DO(5, TWO) DO(6, TWO) DO(7, TWO) DO(8, TWO) DO(9, TWO) DO(10, TWO) DO(11, TWO) DO(12, TWO)   \
+        DO(13, TWO) DO(14, TWO) DO(15, TWO) DO(16, TWO)
 EACH(OF_ROWS, 0)
 EACH(OF_ROWS, 1)
 #define NAME(R, TWO) amx_tile_##R##_##TWO,
