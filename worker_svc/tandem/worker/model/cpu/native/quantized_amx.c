@@ -201,11 +201,11 @@ typedef void Tile(const Rows *of, const Block *block, int64_t panels, int64_t gr
     ALONE static void amx_tile_##R##_##TWO(const Rows *of, const Block *block, int64_t panels, int64_t groups) {       \
         amx_tile(R, TWO, of, block, panels, groups);                                                                   \
     }
+// clang-format off
 #define EACH(DO, TWO)                                                                                                  \
-    DO(1, TWO)                                                                                                         \
-    DO(2, TWO)                                                                                                         \
-    DO(3, TWO) DO(4, TWO) DO(5, TWO) DO(6, TWO) DO(7, TWO) DO(8, TWO) DO(9, TWO) DO(10, TWO) DO(11, TWO) DO(12, TWO)   \
-        DO(13, TWO) DO(14, TWO) DO(15, TWO) DO(16, TWO)
+    DO(1, TWO) DO(2, TWO) DO(3, TWO) DO(4, TWO) DO(5, TWO) DO(6, TWO) DO(7, TWO) DO(8, TWO)                            \
+    DO(9, TWO) DO(10, TWO) DO(11, TWO) DO(12, TWO) DO(13, TWO) DO(14, TWO) DO(15, TWO) DO(16, TWO)
+// clang-format on
 EACH(OF_ROWS, 0)
 EACH(OF_ROWS, 1)
 #define NAME(R, TWO) amx_tile_##R##_##TWO,
