@@ -119,7 +119,10 @@ def test_any_history_gives_each_request_what_it_gets_alone(
     sizes = built.config.recurrence
     head = built.engine._draft_runner.model if built.engine._draft_runner is not None else None
     drafts = overlapped = kept = 0
-    for history in range(FIRST, FIRST + per_variant):
+    for history in range(FIRST, FIRST + 5 * per_variant):
+        # What is drawn of random weights is another processor's in the last bits: a few histories may accept no draft.
+        if history >= FIRST + per_variant and drafts and overlapped and kept:
+            break
         print(f"history {history}")  # which pytest tells of a failure
         plain = history % 2 == 1
         draw = np.random.default_rng([history, VARIANTS.index((kind, dtype, kv_cache_dtype))])

@@ -160,7 +160,10 @@ static void arrange(const Matrix *m, const Inputs *in, const int32_t *order, int
         const int32_t *const of[3] = {in->q + from * words, (const int32_t *)in->scale + from * groups,
                                       (const int32_t *)in->sum + from * groups};
         int32_t *const scales = to + rows * words, *const into[3] = {to, scales, scales + rows * groups};
-        into_tiles(&how, of, order, into, rows, 0, groups);
+        for (int64_t row = 0, some; row < rows; row += some) {
+            some = tile_rows(rows - row, quantized_rows(&how, rows));
+            into_tile(&how, of, order, into, rows, row, some, 0, groups);
+        }
     } else if (rows > 1 && order) {
         for (int64_t r = 0; r < rows; r++)
             memcpy(to + r * m->inputs, in->x + order[r] * m->inputs, (size_t)m->inputs * sizeof(float));

@@ -100,13 +100,15 @@ ALONE static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64
                                       _mm512_loadu_ps(room + r * PAIR + 16 * h));
 }
 
-#define AMX_STEPS 8  // of several blocks: their weights stay in the first cache
+// Of many blocks: their weights stay in the first cache. Few take as long as weights take to come.
+#define AMX_STEPS 8
+#define AMX_MANY 5
 
 // The steps from `first` to `last` of a pair with the rows from `start` to `end`.
 INLINE void amx_pair(const Wide *p, const uint16_t *x, int64_t pair, int64_t start, int64_t end, int64_t first,
                      int64_t last, int64_t *shaped) {
     float kept[AMX_BLOCKS][ROWS_AMX * PAIR] __attribute__((aligned(64)));
-    const int64_t blocks = (end - start + ROWS_AMX - 1) / ROWS_AMX, each = blocks > 1 ? AMX_STEPS : last - first;
+    const int64_t blocks = (end - start + ROWS_AMX - 1) / ROWS_AMX, each = blocks < AMX_MANY ? last - first : AMX_STEPS;
     for (int64_t from = first; from < last; from += each) {
         const int64_t to = from + each < last ? from + each : last;
         for (int64_t n = 0; n < blocks; n++) {

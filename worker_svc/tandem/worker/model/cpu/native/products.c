@@ -323,7 +323,7 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
 int by_amx(const Rounding *how, int64_t rows) { return how->amx && rows >= how->amx; }
 
 // Rows of a tile, at most, of so many.
-static int64_t quantized_rows(const Rounding *how, int64_t rows) {
+int64_t quantized_rows(const Rounding *how, int64_t rows) {
     if (by_amx(how, rows)) return AMX_ROWS;
     return how->kind != AS_INT16 ? DIGIT_ROWS : wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS;
 }
@@ -352,24 +352,21 @@ INLINE void across(const int32_t *const *of, int32_t *to, int64_t rows, int64_t 
         for (int64_t r = 0; r < rows; r++) to[i * rows + r] = of[r][i];
 }
 
-// Rounded rows, those of `order` unless it is null, as their kernel takes them, in tiles: integers, scales and sums, of each
-// those of the groups from `first` to `last`.
-void into_tiles(const Rounding *how, const int32_t *const from[3], const int32_t *order, int32_t *const to[3],
-                int64_t rows, int64_t first, int64_t last) {
-    const int64_t groups = how->groups, words = how->words / groups, most = quantized_rows(how, rows);
+// A tile of `some` of the `rows` rounded rows, from `row` on, as their kernel takes them: those of `order`, unless it is null.
+// Integers, scales and sums, of each those of the groups from `first` to `last`.
+void into_tile(const Rounding *how, const int32_t *const from[3], const int32_t *order, int32_t *const to[3],
+               int64_t rows, int64_t row, int64_t some, int64_t first, int64_t last) {
+    const int64_t groups = how->groups, words = how->words / groups;
     const int amx = by_amx(how, rows);
-    for (int64_t row = 0, some; row < rows; row += some) {
-        some = tile_rows(rows - row, most);
-        const int32_t *of[3][AMX_ROWS];
-        for (int n = 0; n < 3; n++)
-            for (int64_t r = 0; r < some; r++)
-                of[n][r] = from[n] + (order ? order[row + r] : row + r) * (n ? groups : how->words);
-        for (int n = 1; n < 3; n++) across(of[n], to[n] + row * groups, some, first, last);
-        if (!amx) across(of[0], to[0] + row * how->words, some, first * words, last * words);
-        for (int64_t g = first; amx && g < last; g++)
-            for (int64_t r = 0; r < some; r++)
-                group_for_amx(how, of[0][r] + g * words, some, r, to[0] + (row * groups + g * some) * words);
-    }
+    const int32_t *of[3][AMX_ROWS];
+    for (int n = 0; n < 3; n++)
+        for (int64_t r = 0; r < some; r++)
+            of[n][r] = from[n] + (order ? order[row + r] : row + r) * (n ? groups : how->words);
+    for (int n = 1; n < 3; n++) across(of[n], to[n] + row * groups, some, first, last);
+    if (!amx) across(of[0], to[0] + row * how->words, some, first * words, last * words);
+    for (int64_t g = first; amx && g < last; g++)
+        for (int64_t r = 0; r < some; r++)
+            group_for_amx(how, of[0][r] + g * words, some, r, to[0] + (row * groups + g * some) * words);
 }
 
 // Asks for what a thread's panels begin with: `AHEAD` of the products, which ask for nothing nearer.
@@ -418,7 +415,7 @@ static void some_rows(const void *of) {
     const Shared *s = of;
     const Rounding *how = &s->how;
     const int threads = s->threads;
-    const int64_t groups = how->groups, rows = s->p.rows;
+    const int64_t groups = how->groups, rows = s->p.rows, most = quantized_rows(how, rows);
     const int32_t *const from[3] = {s->x_rows, s->scale_rows, s->sum_rows};
     int32_t *const to[3] = {s->tiles, s->scale_tiles, s->sum_tiles};
 #pragma omp for schedule(static) nowait
@@ -426,10 +423,13 @@ static void some_rows(const void *of) {
 #pragma omp for schedule(static)
     for (int part = 0; part < threads; part++) {
         const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
-        for (int64_t r = 0; r < rows; r++)
-            quantize_groups(s->x, how, s->x_rows, (float *)s->scale_rows, (float *)s->sum_rows, r * groups + first,
-                            r * groups + last);
-        if (rows > 1) into_tiles(how, from, 0, to, rows, first, last);
+        for (int64_t row = 0, some; row < rows; row += some) {
+            some = tile_rows(rows - row, most);
+            for (int64_t r = row; r < row + some; r++)
+                quantize_groups(s->x, how, s->x_rows, (float *)s->scale_rows, (float *)s->sum_rows, r * groups + first,
+                                r * groups + last);
+            if (rows > 1) into_tile(how, from, 0, to, rows, row, some, first, last);
+        }
     }
     all_outputs(&s->p, s);
 }

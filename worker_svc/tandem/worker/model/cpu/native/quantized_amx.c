@@ -74,7 +74,7 @@ INLINE void unpack(const Product *p, const int bits, int group, int64_t panel, i
 
 // ---------------------------------------------------------------------------------------------------- tiles
 
-// Sums 0 to 3; activations 4, of int16 their lower bytes, and 5; weights 6.
+// Sums 0 to 3; activations 4 and 5, of int16 the lower bytes and the upper ones; weights 6 and 7.
 ALONE static void amx_shape(int rows, int group) {
     const int deep = group < DEEP ? group : DEEP;
     TileShapes shapes = {0};
