@@ -7,7 +7,7 @@
 
 #ifdef WITH_AMX
 
-#define HIGH 16  // rows of a tile
+#include "amx_twos.h"
 
 // Numbers of bf16 [rows, steps], a step's 32 lie together; and as many of 32 columns, two of which are a word: [steps, 16, 32].
 typedef struct {
@@ -15,54 +15,17 @@ typedef struct {
     int64_t row, step;  // words from a row to the next, and from a step to the next
 } Twos;
 
-// Sums 0 to 3, rows 4 and 5, columns 6 and 7.
-ALONE static void amx_shape(int64_t rows) {
-    TileShapes shapes = {0};
-    const int upper = rows < HIGH ? (int)rows : HIGH, lower = (int)rows - upper;
-    for (int tile = 0; tile < 8; tile++)
-        shape_tile(&shapes, tile, tile >= 6 ? 16 : tile == 4 || tile < 2 ? upper : lower, 64);
-    SHAPE_TILES(shapes);
-}
-
 // to [rows, 32], rows `width` apart, = x times y, or += where it `adds`. More than 16 rows are `two` tiles. Of few rows memory
 // is the limit, so some of what comes next is asked for here too.
 INLINE void amx_product(const int two, const int adds, const Twos *x, const Twos *y, int64_t steps, float *to,
                         int64_t width, Soon *soon) {
-    float *under = to + HIGH * width;
     const uint32_t *rows = x->at, *columns = y->at;
-    if (adds) {
-        _tile_loadd(0, to, width * 4);
-        _tile_loadd(1, to + 16, width * 4);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-    }
-    if (two && adds) {
-        _tile_loadd(2, under, width * 4);
-        _tile_loadd(3, under + 16, width * 4);
-    } else if (two) {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
+    amx_begin(two, adds ? to : 0, width * 4);
     for (int64_t n = 0; n < steps; n++, rows += x->step, columns += y->step) {
         ask_soon_for(soon, 8 * LINE);
-        _tile_loadd(4, rows, x->row * 4);
-        _tile_loadd(6, columns, y->row * 4);
-        _tile_loadd(7, columns + 16, y->row * 4);
-        if (two) _tile_loadd(5, rows + HIGH * x->row, x->row * 4);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        amx_step(two, rows, rows + TILE_ROWS * x->row, x->row * 4, columns, columns + 16, y->row * 4);
     }
-    _tile_stored(0, to, width * 4);
-    _tile_stored(1, to + 16, width * 4);
-    if (two) {
-        _tile_stored(2, under, width * 4);
-        _tile_stored(3, under + 16, width * 4);
-    }
+    amx_end(two, to, width * 4);
 }
 
 // The same of any number of rows, and of `count` times 32 columns, `apart` words from one to the next. `shaped`: the rows that
@@ -70,15 +33,15 @@ INLINE void amx_product(const int two, const int adds, const Twos *x, const Twos
 ALONE static void amx_products(const int adds, int64_t rows, const Twos *x, const Twos *y, int64_t count, int64_t apart,
                                int64_t steps, float *to, int64_t width, int64_t *shaped, Soon *soon) {
     MEMORY_IS_READ;
-    for (int64_t row = 0; row < rows; row += 2 * HIGH) {
-        const int64_t high = rows - row < 2 * HIGH ? rows - row : 2 * HIGH;
+    for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
+        const int64_t high = rows - row < 2 * TILE_ROWS ? rows - row : 2 * TILE_ROWS;
         if (high != *shaped) amx_shape(high);
         *shaped = high;
         const Twos here = {x->at + row * x->row, x->row, x->step};
         for (int64_t n = 0; n < count; n++) {
             const Twos of = {y->at + n * apart, y->row, y->step};
             float *sums = to + row * width + n * UNIT;
-            if (high > HIGH) amx_product(1, adds, &here, &of, steps, sums, width, soon);
+            if (high > TILE_ROWS) amx_product(1, adds, &here, &of, steps, sums, width, soon);
             else amx_product(0, adds, &here, &of, steps, sums, width, soon);
         }
     }

@@ -98,6 +98,7 @@ SOURCES = CSources(
     (
         *(
             "amx.h",
+            "amx_twos.h",
             "attention.h",
             "attention_amx.h",
             "attention_digits.h",

@@ -4,13 +4,7 @@
 
 #ifdef WITH_AMX
 
-// Sums 0 to 3, activations 4 and 5, weights 6 and 7, for blocks of `upper` and `lower` rows.
-ALONE static void amx_shape(int upper, int lower) {
-    TileShapes shapes = {0};
-    for (int tile = 0; tile < 8; tile++)
-        shape_tile(&shapes, tile, tile >= 6 ? 16 : tile == 4 || tile < 2 ? upper : lower, 64);
-    SHAPE_TILES(shapes);
-}
+#include "amx_twos.h"
 
 // Where sums are: [rows, 32], rows `stride` numbers apart; null: they are 0.
 typedef struct {
@@ -18,59 +12,19 @@ typedef struct {
     int64_t stride;
 } Sums;
 
-INLINE void amx_load(const int tile, const Sums *from, int64_t row, int column) {
-    const float *at = from->at + row * from->stride + column;
-    switch (tile) {
-    case 0: _tile_loadd(0, at, from->stride * 4); break;
-    case 1: _tile_loadd(1, at, from->stride * 4); break;
-    case 2: _tile_loadd(2, at, from->stride * 4); break;
-    default: _tile_loadd(3, at, from->stride * 4);
-    }
-}
-
 // One or two blocks of rows with a pair of panels, tiles from `first` to `last`. Meanwhile what follows at `ahead` is asked
 // for, `pace` bytes for each tile.
 INLINE void amx_sums(const int two, const uint16_t *upper, const uint16_t *lower, int64_t upper_rows,
                      int64_t lower_rows, const uint8_t *w, int64_t first, int64_t last, Sums before, Sums after,
                      const uint8_t *ahead, int64_t pace) {
     MEMORY_IS_READ;
-    if (before.at) {
-        amx_load(0, &before, 0, 0);
-        amx_load(1, &before, 0, 16);
-        if (two) {
-            amx_load(2, &before, upper_rows, 0);
-            amx_load(3, &before, upper_rows, 16);
-        }
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        if (two) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-    }
-    for (int64_t t = first; t < last; t++) {
+    amx_begin(two, before.at, before.stride * 4);
+    for (int64_t t = first; t < last; t++, ahead += pace) {
         const uint8_t *here = w + t * 2048;
         for (int64_t line = 0; line < pace; line += 64) _mm_prefetch((const char *)ahead + line, _MM_HINT_T1);
-        ahead += pace;
-        _tile_loadd(6, here, 64);
-        _tile_loadd(4, upper + t * upper_rows * TILE, 64);
-        _tile_loadd(7, here + 1024, 64);
-        if (two) _tile_loadd(5, lower + t * lower_rows * TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        amx_step(two, upper + t * upper_rows * TILE, lower + t * lower_rows * TILE, 64, here, here + 1024, 64);
     }
-    _tile_stored(0, after.at, after.stride * 4);
-    _tile_stored(1, after.at + 16, after.stride * 4);
-    if (two) {
-        float *under = after.at + upper_rows * after.stride;
-        _tile_stored(2, under, after.stride * 4);
-        _tile_stored(3, under + 16, after.stride * 4);
-    }
+    amx_end(two, after.at, after.stride * 4);
     MEMORY_IS_READ;
 }
 
@@ -113,7 +67,7 @@ INLINE void amx_pair(const Wide *p, const uint16_t *x, int64_t pair, int64_t sta
         const int64_t to = from + each < last ? from + each : last;
         for (int64_t n = 0; n < blocks; n++) {
             const int64_t row = start + n * ROWS_AMX, rows = end - row < ROWS_AMX ? end - row : ROWS_AMX;
-            if (rows != *shaped) amx_shape(rows < 16 ? (int)rows : 16, rows < 16 ? 0 : (int)rows - 16);
+            if (rows != *shaped) amx_shape(rows);
             *shaped = rows;
             // A single block asks for what it will need itself, several share the next pair's weights.
             const uint8_t *ahead = p->weight + ((pair + (blocks > 1)) * p->steps + from) * 2048;
