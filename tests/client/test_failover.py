@@ -40,7 +40,7 @@ async def test_a_lost_worker_is_followed_by_another_and_the_text_goes_on(tokeniz
     first, second = pair()
     registry = CollectorRegistry()
     for worker in (first, second):
-        worker.lose_at = 9
+        worker.pause_at, worker.lose_at = 5, 9
     async with (
         serving_workers(first, second) as addresses,
         AsyncClient(tokenizer_address, addresses, failover=QUICK, registry=registry, timeout=30) as client,
@@ -49,6 +49,7 @@ async def test_a_lost_worker_is_followed_by_another_and_the_text_goes_on(tokeniz
             text = (await anext(stream)).text
             lost, other = (first, second) if first.seen else (second, first)
             other.lose_at = None
+            lost.go.set()  # no sooner: it would be lost, and the other too, before it is known which is which
             async for chunk in stream:
                 text += chunk.text
         result = stream.result
