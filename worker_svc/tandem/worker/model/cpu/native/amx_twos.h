@@ -39,12 +39,15 @@ INLINE void amx_begin(const int two, const float *at, int64_t bytes) {
 }
 
 // Adds 32 products to each sum: of rows at `upper` and `lower`, and of columns at `left` and `right`, in bytes apart each.
-INLINE void amx_step(const int two, const void *upper, const void *lower, int64_t row, const void *left,
+// What rows are read `once` leaves the first cache to others.
+INLINE void amx_step(const int two, const int once, const void *upper, const void *lower, int64_t row, const void *left,
                      const void *right, int64_t pair) {
     _tile_loadd(6, left, pair);
-    _tile_loadd(4, upper, row);
+    if (once) _tile_stream_loadd(4, upper, row);
+    else _tile_loadd(4, upper, row);
     _tile_loadd(7, right, pair);
-    if (two) _tile_loadd(5, lower, row);
+    if (two && once) _tile_stream_loadd(5, lower, row);
+    else if (two) _tile_loadd(5, lower, row);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if (two) {

@@ -23,7 +23,7 @@ INLINE void amx_product(const int two, const int adds, const Twos *x, const Twos
     amx_begin(two, adds ? to : 0, width * 4);
     for (int64_t n = 0; n < steps; n++, rows += x->step, columns += y->step) {
         ask_soon_for(soon, 8 * LINE);
-        amx_step(two, rows, rows + TILE_ROWS * x->row, x->row * 4, columns, columns + 16, y->row * 4);
+        amx_step(two, 0, rows, rows + TILE_ROWS * x->row, x->row * 4, columns, columns + 16, y->row * 4);
     }
     amx_end(two, to, width * 4);
 }

@@ -394,7 +394,7 @@ static int packs_gated(const Layer *l, const Step *s) {
     const Matrix *up = l->gate_up, *down = &l->down;
     return l->gated_mlp && l->gate_by == 1 && l->activation != LIMITED && up->bits == WIDE &&
            up->outputs == 2 * l->inner && !up->bias && down->bits == WIDE && up->half == down->half &&
-           wide_gates(up->half, s->rows, l->inner);
+           wide_gates(up->half, s->rows, up->inputs, l->inner);
 }
 
 static void feed_all(const Layer *l, const Step *s, const float *entering, float *out, const Matrix *behind) {

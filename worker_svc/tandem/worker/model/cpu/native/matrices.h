@@ -72,6 +72,6 @@ void wide_outputs(int kind, const void *weight, const void *room, float *out, in
                   int64_t first, int64_t last);
 void wide_product_of_packed(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k,
                             int64_t outputs, int threads);
-int wide_gates(int kind, int64_t rows, int64_t inner);
+int wide_gates(int kind, int64_t rows, int64_t k, int64_t inner);
 void wide_gated(int kind, const void *weight, int activation, const float *x, void *room, void *packed, int64_t rows,
                 int64_t k, int64_t inner, int threads);

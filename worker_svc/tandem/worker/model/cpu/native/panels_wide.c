@@ -113,6 +113,13 @@ INLINE void gate_tile(const Gate *how, const float *gate, uint16_t *to) {
     }
 }
 
+// Rows whose activations are taken at once, in blocks of up to `high`, where there may be `most` blocks. Weights are read as
+// often for few blocks as for many, so none of the rounds is to have only few.
+INLINE int64_t rows_at_once(int64_t rows, int64_t high, int64_t most) {
+    const int64_t all = (rows + high - 1) / high, rounds = (all + most - 1) / most;
+    return (all + rounds - 1) / rounds * high;
+}
+
 #include "panels_amx.h"
 
 // ---------------------------------------------------------------------------------------------------- AVX-512
@@ -225,13 +232,6 @@ INLINE void block(const Wide *p, const int way, const void *x, int64_t rows, int
 
 // ---------------------------------------------------------------------------------------------------- the product
 
-// Rows whose activations are taken at once, in blocks of up to `high`, where there may be `most` blocks. Weights are read as
-// often for few blocks as for many, so none of the rounds is to have only few.
-INLINE int64_t rows_at_once(int64_t rows, int64_t high, int64_t most) {
-    const int64_t all = (rows + high - 1) / high, rounds = (all + most - 1) / most;
-    return (all + rounds - 1) / rounds * high;
-}
-
 // A thread's pairs, with all rows.
 INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t from, int64_t to) {
     const int amx = way == BY_AMX;
@@ -258,7 +258,8 @@ INLINE void pairs_of(const Wide *p, const int way, const uint8_t *x, int64_t fro
             for (int64_t pair = from; pair < to; pair++) {
 #ifdef WITH_AMX
                 if (amx) {
-                    amx_pair(p, (const uint16_t *)x, pair, start, end, first, last, &shaped);
+                    const Sums out = {p->out + start * stride + pair * PAIR, stride};
+                    amx_pair(p, (const uint16_t *)x, pair, pair + 1, start, end, first, last, out, &shaped);
                     continue;
                 }
 #endif
@@ -333,6 +334,15 @@ ALONE static void gated_bf16(const Wide *p, const Gate *how, const uint8_t *x, u
             }
         }
     }
+}
+
+typedef void Gates(const Wide *p, const Gate *how, const uint8_t *x, uint16_t *packed, int64_t from, int64_t to);
+
+static Gates *gates_by(int way) {
+#ifdef WITH_AMX
+    if (way == BY_AMX) return gated_amx;
+#endif
+    return way == BY_TWOS ? gated_bf16 : 0;
 }
 
 static Pairs *pairs_by(int way) {
@@ -415,8 +425,14 @@ void tandem_wide_product(int kind, const void *weight, const float *x, void *roo
     wide_product_of_packed(kind, weight, room, out, rows, k, outputs, threads);
 }
 
-int wide_gates(int kind, int64_t rows, int64_t inner) {
-    return way_of(kind) == BY_TWOS && rows > ROWS && inner % PAIR == 0;
+// Not where so few activations of AMX stay in the second cache that weights are read too often.
+int wide_gates(int kind, int64_t rows, int64_t k, int64_t inner) {
+    const int way = way_of(kind);
+    if (!gates_by(way) || rows <= ROWS || inner % PAIR) return 0;
+#ifdef WITH_AMX
+    if (way == BY_AMX) return amx_gates_serve(rows, filled_up(kind, k) / TILE);
+#endif
+    return 1;
 }
 
 // x [rows, k] times gates and what they are for, [2 inner, k] -> activation(gate) * up, packed for the next product of this
@@ -426,10 +442,11 @@ void wide_gated(int kind, const void *weight, int activation, const float *x, vo
     const Wide p = {weight, 0, rows, filled_up(kind, k) / TILE, 2 * inner};
     const Gate how = {activation, 0, 0};
     const int64_t pairs = inner / PAIR;
+    Gates *const gates = gates_by(way_of(kind));
     pack_all(kind, x, room, rows, k, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int part = 0; part < threads; part++)
-        gated_bf16(&p, &how, room, packed, pairs * part / threads, pairs * (part + 1) / threads);
+        gates(&p, &how, room, packed, pairs * part / threads, pairs * (part + 1) / threads);
 }
 
 #ifdef __clang__
