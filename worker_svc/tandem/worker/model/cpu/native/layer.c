@@ -7,7 +7,6 @@
 
 #define MOST_ALONE 8       // rows of latents that one thread moves
 #define MOST_ROTATED 1024  // numbers of a head
-#define FEW_ROWS 4         // of a step that a team computes: of more it does not count how quickly threads meet
 #define PIECES 3           // of a matrix whose rows are not all stored alike
 
 typedef struct {
@@ -253,16 +252,47 @@ static void turn(const float *x, const float *cos, const float *sin, float *to, 
     }
 }
 
+// What threads share of latents: heads or rows.
+typedef struct {
+    const Layer *l;
+    const Step *s;
+    const Pages *keys;
+    const float *from;
+    int64_t size, stride;
+} Latent;
+
+// The first `size` numbers of each head's part of x, whose parts are `stride` numbers long.
+static void part_heads(const void *of) {
+    const Latent *p = of;
+    const Step *s = p->s;
+    const int64_t count = p->l->latents.heads;
+#pragma omp for schedule(static) nowait
+    for (int64_t head = 0; head < count; head++)
+        for (int64_t row = 0; row < s->rows; row++)
+            memcpy(s->by_head + (head * s->rows + row) * p->size, p->from + (row * count + head) * p->stride,
+                   (size_t)p->size * sizeof(float));
+}
+
+// The first `size` numbers of what each head gives, whose parts are `stride` numbers long, side by side.
+static void join_heads(const void *of) {
+    const Latent *p = of;
+    const Step *s = p->s;
+    const int64_t count = p->l->latents.heads;
+#pragma omp for schedule(static) nowait
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t head = 0; head < count; head++)
+            memcpy(s->mixed + (row * count + head) * p->size, s->of_head + (head * s->rows + row) * p->stride,
+                   (size_t)p->size * sizeof(float));
+}
+
+INLINE int threads_for_latents(const Step *s) { return s->rows > MOST_ALONE ? s->threads : 1; }
+
 // A product of each head with the first numbers of its part of x, whose parts are `stride` numbers long: to `s->of_head`
 // [heads, rows, width]. Returns 0, or 1 without memory.
 static int of_heads(const Layer *l, const Step *s, const Matrix *heads, const float *x, int64_t stride) {
-    const int64_t count = l->latents.heads, size = heads->inputs;
-#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
-    for (int64_t head = 0; head < count; head++)
-        for (int64_t row = 0; row < s->rows; row++)
-            memcpy(s->by_head + (head * s->rows + row) * size, x + (row * count + head) * stride,
-                   (size_t)size * sizeof(float));
-    return tandem_heads(heads, count, s->by_head, s->of_head, s->rows, s->threads);
+    const Latent parts = {.l = l, .s = s, .from = x, .size = heads->inputs, .stride = stride};
+    tandem_together(threads_for_latents(s), part_heads, &parts);
+    return tandem_heads(heads, l->latents.heads, s->by_head, s->of_head, s->rows, s->threads);
 }
 
 // A row's latent, normed and turned, is stored; its queries, of which `s->of_head` has the first numbers, become whole.
@@ -285,6 +315,12 @@ static void place_latent(const Layer *l, const Step *s, const Pages *keys, int64
     }
 }
 
+static void place_latents(const void *of) {
+    const Latent *p = of;
+#pragma omp for schedule(static) nowait
+    for (int64_t row = 0; row < p->s->rows; row++) place_latent(p->l, p->s, p->keys, row);
+}
+
 // The first `rotated` numbers of each of `count` vectors of a row are turned where they are.
 static void turn_first(const Layer *l, const Step *s, float *x, int64_t count, int64_t row) {
     const int64_t rotated = l->latents.rotated, size = l->indexer.size;
@@ -295,6 +331,13 @@ static void turn_first(const Layer *l, const Step *s, float *x, int64_t count, i
         turn(vector, cos, sin, turned, rotated);
         memcpy(vector, turned, (size_t)rotated * sizeof(float));
     }
+}
+
+static void turn_index_queries(const void *of) {
+    const Latent *p = of;
+#pragma omp for schedule(static) nowait
+    for (int64_t row = 0; row < p->s->rows; row++)
+        turn_first(p->l, p->s, p->s->index_queries, p->l->indexer.heads, row);
 }
 
 // Index keys are stored, and tokens chosen by them for this layer and those behind it that have no indexer. `from`: what
@@ -312,8 +355,8 @@ static int choose_tokens(const Layer *l, const Step *s, const float *entering, c
     if (!s->choice->count) return 0;
     product(&by->query, from, s->index_queries, s);
     product(&by->weights, entering, s->index_weights, s);
-#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
-    for (int64_t row = 0; row < s->rows; row++) turn_first(l, s, s->index_queries, by->heads, row);
+    const Latent queries = {.l = l, .s = s};
+    tandem_together(threads_for_latents(s), turn_index_queries, &queries);
     const Scored scored = {keys->numbers, s->index_queries,       s->index_weights, by->heads,
                            by->size,      width_of(&by->weights), by->scale};
     return tandem_choose(s->choice, &scored, s->threads);
@@ -335,8 +378,8 @@ static int attend_latents(const Layer *l, const Step *s, const float *entering, 
     product(&a->latent, entering, s->latent, s);
     int failed = of_heads(l, s, a->key_up, s->first, a->unrotated + a->rotated);
     if (failed) return failed;
-#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
-    for (int64_t row = 0; row < s->rows; row++) place_latent(l, s, keys, row);
+    const Latent placed = {.l = l, .s = s, .keys = keys};
+    tandem_together(threads_for_latents(s), place_latents, &placed);
     if (l->indexer.heads) failed |= choose_tokens(l, s, entering, from, index_keys);
     if (failed) return failed;
     if (s->attending != s->rows) memset(s->attended, 0, (size_t)(s->rows * a->heads * d) * sizeof(float));
@@ -353,11 +396,8 @@ static int attend_latents(const Layer *l, const Step *s, const float *entering, 
         for (int64_t n = 0; n < a->rank; n++)
             s->attended[i * d + n] = s->attended[i * d + n] * h->key_scale[n] + h->key_mean[n];
     failed |= of_heads(l, s, a->value_up, s->attended, d);
-#pragma omp parallel for schedule(static) num_threads(s->threads) if (s->rows > MOST_ALONE)
-    for (int64_t row = 0; row < s->rows; row++)
-        for (int64_t head = 0; head < a->heads; head++)
-            memcpy(s->mixed + (row * a->heads + head) * a->value, s->of_head + (head * s->rows + row) * width,
-                   (size_t)a->value * sizeof(float));
+    const Latent given = {.l = l, .s = s, .size = a->value, .stride = width};
+    tandem_together(threads_for_latents(s), join_heads, &given);
     if (l->share_a_gate) {
         product(&l->gates, entering, s->gates, s);
         tandem_gate_by_sigmoid(s->mixed, s->gates, s->rows, a->heads * a->value, l->share_a_gate, width_of(&l->gates),
@@ -567,7 +607,7 @@ int tandem_layers(const Turn *const *turns, int64_t count, float *x, float *delt
     int failed = 0;
     const Layers all = {turns, count, x, delta, begins, ending, &failed};
     const Step *s = turns[0]->step;
-    if (s->threads > 1 && s->rows <= FEW_ROWS) tandem_lead(s->threads, compute_all, &all);
+    if (s->threads > 1) tandem_lead(s->threads, compute_all, &all);
     else compute_all(&all);
     return failed;
 }

@@ -25,6 +25,7 @@
 #define BLOCKS_AT_ONCE 14  // of activations for which weights are read once
 #define AMX_BLOCKS 8       // the same by AMX
 #define WORTH_THREADS (1 << 18)
+#define WORTH_ROWS 65536  // numbers that one thread packs alone
 
 // How a product is computed. The first are kinds of numbers (`numbers.h`), the others ways of bf16.
 enum { BY_SHIFTS = 8, BY_TWOS = 9, BY_AMX = 10 };
@@ -382,12 +383,26 @@ void wide_outputs(int kind, const void *weight, const void *room, float *out, in
     pairs_by(way_of(kind))(&p, room, first, last);
 }
 
+// Rows that threads pack.
+typedef struct {
+    int kind;
+    const float *x;
+    void *room;
+    int64_t rows, k;
+} Rows;
+
+static void pack_some(const void *of) {
+    const Rows *r = of;
+    const int64_t high = wide_rows(r->kind, r->rows);
+#pragma omp for schedule(static) nowait
+    for (int64_t row = 0; row < r->rows; row += high)
+        wide_pack(r->kind, r->x, 0, row, r->rows - row < high ? r->rows - row : high, r->k, r->room);
+}
+
 // All rows x [rows, k] to `room`, which has rows * (k filled up to whole tiles) numbers of 4 bytes.
 static void pack_all(int kind, const float *x, void *room, int64_t rows, int64_t k, int threads) {
-    const int64_t high = wide_rows(kind, rows), blocks = (rows + high - 1) / high;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * k > 65536)
-    for (int64_t row = 0; row < blocks * high; row += high)
-        wide_pack(kind, x, 0, row, rows - row < high ? rows - row : high, k, room);
+    const Rows all = {kind, x, room, rows, k};
+    tandem_together(rows * k > WORTH_ROWS ? threads : 1, pack_some, &all);
 }
 
 // A product of packed rows that threads share.
@@ -435,18 +450,36 @@ int wide_gates(int kind, int64_t rows, int64_t k, int64_t inner) {
     return 1;
 }
 
+// Gates that threads share.
+typedef struct {
+    Wide p;
+    Gate how;
+    Gates *by;
+    const void *room;
+    uint16_t *packed;
+    int threads;
+} Gated;
+
+static void gate_packed(const void *of) {
+    const Gated *g = of;
+    const int64_t pairs = g->p.outputs / 2 / PAIR;
+#pragma omp for schedule(static) nowait
+    for (int part = 0; part < g->threads; part++)
+        g->by(&g->p, &g->how, g->room, g->packed, pairs * part / g->threads, pairs * (part + 1) / g->threads);
+}
+
 // x [rows, k] times gates and what they are for, [2 inner, k] -> activation(gate) * up, packed for the next product of this
 // kind; `room` as `pack_all` needs it. Only where `wide_gates` says so.
 void wide_gated(int kind, const void *weight, int activation, const float *x, void *room, void *packed, int64_t rows,
                 int64_t k, int64_t inner, int threads) {
-    const Wide p = {weight, 0, rows, filled_up(kind, k) / TILE, 2 * inner};
-    const Gate how = {activation, 0, 0};
-    const int64_t pairs = inner / PAIR;
-    Gates *const gates = gates_by(way_of(kind));
+    const Gated gated = {.p = {weight, 0, rows, filled_up(kind, k) / TILE, 2 * inner},
+                         .how = {activation, 0, 0},
+                         .by = gates_by(way_of(kind)),
+                         .room = room,
+                         .packed = packed,
+                         .threads = threads};
     pack_all(kind, x, room, rows, k, threads);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int part = 0; part < threads; part++)
-        gates(&p, &how, room, packed, pairs * part / threads, pairs * (part + 1) / threads);
+    tandem_together(threads, gate_packed, &gated);
 }
 
 #ifdef __clang__

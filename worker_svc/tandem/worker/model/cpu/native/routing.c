@@ -7,6 +7,7 @@
 #define TILE 4
 #define MOST_EXPERTS 1024
 #define WORTH (1 << 17)  // multiplications that take about as long as it takes to wake a thread
+#define WORTH_SCORES 4096
 
 // One output of `rows` rows, each by the same operations however many there are.
 INLINE void float_tile(const int rows, const float *w, const float *x, int64_t k, float *out, int64_t width) {
@@ -124,24 +125,26 @@ static void route_row(const Routing *r, const float *logits, float *shares, int6
     }
 }
 
+// What threads may share.
+typedef struct {
+    const Routing *by;
+    const float *logits;
+    float *shares;
+    int64_t *chosen, rows, stride;
+} Routed;
+
+static void route_some(const void *of) {
+    const Routed *all = of;
+    const Routing *r = all->by;
+#pragma omp for schedule(static) nowait
+    for (int64_t row = 0; row < all->rows; row++)
+        (r->score == BY_MIXER ? mix_row : route_row)(r, all->logits + row * all->stride, all->shares + row * r->per_row,
+                                                     all->chosen + row * r->per_row);
+}
+
 // logits [rows, count], rows `stride` apart -> shares and chosen [rows, per_row], the best first. At most 1,024 experts.
 void tandem_route(const Routing *r, const float *logits, int64_t stride, float *shares, int64_t *chosen, int64_t rows,
                   int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * r->count > 4096)
-    for (int64_t row = 0; row < rows; row++)
-        (r->score == BY_MIXER ? mix_row : route_row)(r, logits + row * stride, shares + row * r->per_row,
-                                                     chosen + row * r->per_row);
-}
-
-// out [rows, size] += what one more expert says, by the sigmoid of its gate, gates `stride` apart. size % 8 == 0.
-void tandem_add_gated(float *out, const float *added, const float *gates, int64_t rows, int64_t size, int64_t stride,
-                      int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > 65536)
-    for (int64_t row = 0; row < rows; row++) {
-        const __m256 share = _mm256_set1_ps(1 / (1 + expf(-gates[row * stride])));
-        for (int64_t i = row * size; i < (row + 1) * size; i += 8) {
-            const __m256 more = _mm256_mul_ps(_mm256_loadu_ps(added + i), share);
-            _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), more));
-        }
-    }
+    const Routed all = {r, logits, shares, chosen, rows, stride};
+    tandem_together(rows * r->count > WORTH_SCORES ? threads : 1, route_some, &all);
 }
