@@ -16,6 +16,7 @@
 #include "matrices.h"
 #include "operations.h"
 #include "prefetch.h"
+#include "shares.h"
 #include "team.h"
 
 #define TILE 32            // inputs of a tile of bf16
@@ -25,6 +26,7 @@
 #define BLOCKS_AT_ONCE 14  // of activations for which weights are read once
 #define AMX_BLOCKS 8       // the same by AMX
 #define WORTH_THREADS (1 << 18)
+#define MOST_IN_PIECES 64
 #define WORTH_ROWS 65536  // numbers that one thread packs alone
 
 // How a product is computed. The first are kinds of numbers (`numbers.h`), the others ways of bf16.
@@ -405,29 +407,41 @@ static void pack_all(int kind, const float *x, void *room, int64_t rows, int64_t
     tandem_together(rows * k > WORTH_ROWS ? threads : 1, pack_some, &all);
 }
 
+#define PAIRS_AT_ONCE 4
+
+// Pairs that a thread takes at once: few, so that all end together; of many rows its whole share, since activations come to
+// its second cache for each piece.
+static int64_t pairs_at_once(int64_t rows, int64_t pairs, int threads) {
+    return rows <= MOST_IN_PIECES ? PAIRS_AT_ONCE : (pairs + threads - 1) / threads;
+}
+
 // A product of packed rows that threads share.
 typedef struct {
     int kind;
     const void *weight, *room;
     float *out;
-    int64_t rows, k, outputs;
+    int64_t rows, k, outputs, each;  // each: pairs of a piece
     int threads;
+    Share *shares;
 } Packed;
 
 static void of_packed(const void *of) {
     const Packed *p = of;
-    const int threads = p->threads;
     const int64_t pairs = (p->outputs + PAIR - 1) / PAIR;
-#pragma omp for schedule(static) nowait
-    for (int part = 0; part < threads; part++)
-        wide_outputs(p->kind, p->weight, p->room, p->out, p->rows, p->k, p->outputs, pairs * part / threads,
-                     pairs * (part + 1) / threads);
+    for (int64_t piece; (piece = take_piece(p->shares, p->threads)) >= 0;) {
+        const int64_t first = piece * p->each, last = first + p->each;
+        wide_outputs(p->kind, p->weight, p->room, p->out, p->rows, p->k, p->outputs, first,
+                     last < pairs ? last : pairs);
+    }
 }
 
 // Of rows that are packed in `room`.
 void wide_product_of_packed(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k,
                             int64_t outputs, int threads) {
-    const Packed p = {kind, weight, room, out, rows, k, outputs, threads};
+    const int64_t pairs = (outputs + PAIR - 1) / PAIR, each = pairs_at_once(rows, pairs, threads);
+    Share shares[threads];
+    give_shares(shares, threads, (pairs + each - 1) / each);
+    const Packed p = {kind, weight, room, out, rows, k, outputs, each, threads, shares};
     tandem_together(threads, of_packed, &p);
 }
 
@@ -457,27 +471,35 @@ typedef struct {
     Gates *by;
     const void *room;
     uint16_t *packed;
+    int64_t each;
     int threads;
+    Share *shares;
 } Gated;
 
 static void gate_packed(const void *of) {
     const Gated *g = of;
     const int64_t pairs = g->p.outputs / 2 / PAIR;
-#pragma omp for schedule(static) nowait
-    for (int part = 0; part < g->threads; part++)
-        g->by(&g->p, &g->how, g->room, g->packed, pairs * part / g->threads, pairs * (part + 1) / g->threads);
+    for (int64_t piece; (piece = take_piece(g->shares, g->threads)) >= 0;) {
+        const int64_t first = piece * g->each, last = first + g->each;
+        g->by(&g->p, &g->how, g->room, g->packed, first, last < pairs ? last : pairs);
+    }
 }
 
 // x [rows, k] times gates and what they are for, [2 inner, k] -> activation(gate) * up, packed for the next product of this
 // kind; `room` as `pack_all` needs it. Only where `wide_gates` says so.
 void wide_gated(int kind, const void *weight, int activation, const float *x, void *room, void *packed, int64_t rows,
                 int64_t k, int64_t inner, int threads) {
+    const int64_t pairs = inner / PAIR, each = pairs_at_once(rows, pairs, threads);
+    Share shares[threads];
+    give_shares(shares, threads, (pairs + each - 1) / each);
     const Gated gated = {.p = {weight, 0, rows, filled_up(kind, k) / TILE, 2 * inner},
                          .how = {activation, 0, 0},
                          .by = gates_by(way_of(kind)),
                          .room = room,
                          .packed = packed,
-                         .threads = threads};
+                         .each = each,
+                         .threads = threads,
+                         .shares = shares};
     pack_all(kind, x, room, rows, k, threads);
     tandem_together(threads, gate_packed, &gated);
 }
