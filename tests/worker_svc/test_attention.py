@@ -193,15 +193,17 @@ def test_compiled_attention_over_stored_numbers_is_that_of_torch(
         torch.testing.assert_close(compiled, expected, atol=within, rtol=1e-5)
 
 
-# A query for itself, with as many columns at once as there are; and two queries, in groups of int4.
-@pytest.mark.parametrize("layout", [(3, 3, 104), (4, 2, 96)], ids=str)
+# A query for itself, with as many columns at once as there are; two queries, in groups of int4; and more, whose keys are
+# where they are for up to 16 rows.
+@pytest.mark.parametrize("layout", [(3, 3, 104), (4, 2, 96), (8, 2, 64), (9, 1, 72)], ids=str)
+@pytest.mark.parametrize("page_size", [6, 16])
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "int8", "int6", "int4", "fp8"])
 @pytest.mark.usefixtures("kind")
-def test_few_queries_have_the_bits_of_many_over_stored_numbers(name: str, layout: tuple[int, int, int]):
+def test_few_queries_have_the_bits_of_many_over_stored_numbers(name: str, page_size: int, layout: tuple[int, int, int]):
     plain = name.endswith("16")
     dtype = getattr(torch, name) if plain else torch.float32
-    scene = Scene(*layout, dtype, operations=NativeOperations(), stored=None if plain else kv_format(name, dtype))
-    assert_same_bits(scene)
+    stored = None if plain else kv_format(name, dtype)
+    assert_same_bits(Scene(*layout, dtype, page_size, operations=NativeOperations(), stored=stored))
 
 
 @pytest.mark.parametrize(("name", "heads"), [("fp8", 1), ("int8", 1), ("int8", 3), ("int8", 8)])

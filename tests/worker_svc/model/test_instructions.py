@@ -16,7 +16,9 @@ from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.native.library import library
 
 NEWER = {  # what may hold them: functions of these names, parts that the compiler has cut off (`.cold`) included
-    r"v(dp|cvtn?e?2?ps\w*)bf16\w*|vcvtneo?bf16\w*": r"(pack_bf16|(pairs|gated)_(bf16|amx)|wide_attention_(twos|amx)_\w+)\b",
+    r"v(dp|cvtn?e?2?ps\w*)bf16\w*|vcvtneo?bf16\w*": (
+        r"(pack_bf16|(pairs|gated)_(bf16|amx)|wide_attention_(twos|amx)_\w+)\b"
+    ),
     r"tile(load|store|zero|release)\w*|ldtilecfg|sttilecfg|tdp\w+": r"(amx_\w+|(pairs|gated)_amx)\b",
     r"vpdp(bu|ws)s?\w*": r"wide_(quantized|digits|attention)_\w+",
     r"vperm([it]2)?b": r"wide_attention_(\w+_fp8|twos_(few|more|beside|many)_\w+)\b",

@@ -379,21 +379,36 @@ def test_layers_that_follow_each_other_are_one_call(monkeypatch: pytest.MonkeyPa
     assert counts == [4, 3]
 
 
+@pytest.fixture(params=["amx", "twos"])
+def way_that_packs_gates(request: pytest.FixtureRequest) -> Iterator[str]:
+    try:
+        if not native.limit_bf16(request.param):
+            pytest.skip(f"no {request.param}")
+        yield request.param
+    finally:
+        native.limit_bf16("amx")
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.usefixtures("way_that_packs_gates")
 def test_a_row_has_the_same_bits_where_gates_are_packed_for_the_next_product(activation: Activation) -> None:
     config = replace(llama("tiny", 256), num_layers=2, activation=activation)
     assert config.intermediate_size % 32 == 0
     model = load_transformer(RandomCheckpoint(config, "cpu", torch.bfloat16), "cpu", torch.bfloat16, operations=OURS)
-    shape = CacheShape(config.cache_heads, 16, 16, kv_format("auto", model.dtype))
-    tokens = np.arange(1, 201, dtype=np.int32)
+    shape = CacheShape(config.cache_heads, 32, 16, kv_format("auto", model.dtype))
+    tokens = np.arange(1, 251, dtype=np.int32)
 
-    def rows(count: int) -> torch.Tensor:
+    def rows(*counts: int) -> torch.Tensor:
         runner = ModelRunner(model, KVCache(shape, "cpu"))
-        return runner.forward([Work(tokens[:count], 0, np.arange(16), count)])[:count]
+        work = [Work(tokens[:count], 0, np.arange(16) + 16 * n, count) for n, count in enumerate(counts)]
+        return runner.forward(work)[: counts[0]]
 
-    whole = rows(len(tokens))
-    for count in (1, 12, 13, 24, 25, 37, 168, 169, 199):  # few rows are gated apart
+    whole = rows(len(tokens), 100)
+    # Few rows are gated apart; of more, as many are taken at once as their blocks are high, and these as many together.
+    for count in (1, 12, 13, 17, 24, 25, 32, 33, 65, 97, 168, 169, 199, 249):
         assert torch.equal(rows(count), whole[:count]), count
+    for beside in (6, 7, 40):
+        assert torch.equal(rows(len(tokens), beside), whole), beside
 
 
 def test_caches_of_one_model_take_turns() -> None:

@@ -73,8 +73,8 @@ class CompiledBeginning:
         ids, positions = ids.contiguous(), positions.contiguous()
         failed = calls().tandem_begin(self._address, ids.data_ptr(), positions.data_ptr(), rows, threads)
         if failed:
-            what = f"positions {positions.tolist()}" if failed == _NO_POSITION else f"tokens {ids.tolist()}"
-            raise IndexError(f"{what} of a model that has no such")
+            what, numbers = ("positions", positions) if failed == _NO_POSITION else ("tokens", ids)
+            raise IndexError(f"{what} from {numbers.min()} to {numbers.max()}: the model does not have them all")
         return room
 
     def _made(self, rows: int) -> Begun:
