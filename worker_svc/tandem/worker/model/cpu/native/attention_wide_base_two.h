@@ -26,16 +26,21 @@ INLINE void begin_weights(const int rows, const float *s, int64_t apart, int64_t
     for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(m[r]), sum[r] = _mm512_load_ps(l + r * LANES);
     for (int64_t i = 0; i < width; i += 16)
         for (int r = 0; r < rows; r++) most[r] = _mm512_max_ps(_mm512_load_ps(s + r * apart + i), most[r]);
-    float largest[4] __attribute__((aligned(16)));
+    float largest[4] __attribute__((aligned(16))), shrink[16] __attribute__((aligned(64)));
     const int second = rows > 1 ? 1 : 0, third = rows > 2 ? 2 : 0, fourth = rows > 3 ? 3 : 0;
-    _mm_store_ps(largest, wide_maxima(most[0], most[second], most[third], most[fourth]));
+    const __m128 before = _mm_setr_ps(m[0], m[second], m[third], m[fourth]);
+    const __m128 now = wide_maxima(most[0], most[second], most[third], most[fourth]);
+    const int higher = _mm_movemask_ps(_mm_cmpgt_ps(now, before));
+    _mm_store_ps(largest, now);
     for (int r = 0; r < rows; r++) most[r] = _mm512_set1_ps(largest[r]);
+    if (!higher) return;
+    _mm512_store_ps(shrink, power_of_two(_mm512_zextps128_ps512(_mm_sub_ps(before, now))));
     for (int r = 0; r < rows; r++)
-        if (largest[r] > m[r]) {
-            const __m512 shrink = power_of_two(_mm512_set1_ps(m[r] - largest[r]));
+        if (higher >> r & 1) {
+            const __m512 by = _mm512_set1_ps(shrink[r]);
             for (int64_t i = r * wide; i < (r + 1) * wide; i += 16)
-                _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), shrink));
-            sum[r] = _mm512_mul_ps(sum[r], shrink);
+                _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), by));
+            sum[r] = _mm512_mul_ps(sum[r], by);
             m[r] = largest[r];
         }
 }
