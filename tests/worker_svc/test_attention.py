@@ -193,8 +193,8 @@ def test_compiled_attention_over_stored_numbers_is_that_of_torch(
         torch.testing.assert_close(compiled, expected, atol=within, rtol=1e-5)
 
 
-# A query for itself, with as many columns at once as there are; two queries, in groups of int4; and more, whose keys AMX
-# multiplies where they are for up to 16 rows.
+# A query for itself, with as many columns at once as there are; two queries, in groups of int4; and more, with which
+# AMX takes keys as they are, where rows are few.
 @pytest.mark.parametrize("layout", [(3, 3, 104), (4, 2, 96), (8, 2, 64), (9, 1, 72)], ids=str)
 @pytest.mark.parametrize("page_size", [6, 16])
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "int8", "int6", "int4", "fp8"])
