@@ -68,7 +68,7 @@ ALONE static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64
 
 // Of many blocks, some steps' weights stay in the first cache. Few take no longer than weights take to come.
 #define AMX_STEPS 8
-#define AMX_MANY 9
+#define AMX_MANY 3
 
 // The steps from `first` to `last` of a pair with the rows from `start` to `end`, whose sums are `out`. The pair `next` is
 // computed behind it.

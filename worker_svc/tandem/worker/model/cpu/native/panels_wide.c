@@ -26,8 +26,8 @@
 #define BLOCKS_AT_ONCE 14  // of activations for which weights are read once
 #define AMX_BLOCKS 8       // the same by AMX
 #define WORTH_THREADS (1 << 18)
-#define MOST_IN_PIECES 64
-#define WORTH_ROWS 65536  // numbers that one thread packs alone
+#define MOST_IN_PIECES 64  // rows of a product whose panels threads take piece by piece
+#define WORTH_ROWS 65536   // numbers that one thread packs alone
 
 // How a product is computed. The first are kinds of numbers (`numbers.h`), the others ways of bf16.
 enum { BY_SHIFTS = 8, BY_TWOS = 9, BY_AMX = 10 };
