@@ -50,9 +50,9 @@ ALONE static void amx_products(const int adds, int64_t rows, const Twos *x, cons
 
 ALONE static void amx_release(void) { _tile_release(); }
 
-// Vectors [keys, d] as units of bf16, where they are, or else in `made`.
-INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, __m512i *made) {
-    if (d % UNIT == 0 && (uintptr_t)numbers % sizeof(__m512i) == 0) return numbers;
+// Vectors [keys, d] as units of bf16: where they are, if they may stay there, or else in `made`.
+INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, int may_stay, __m512i *made) {
+    if (may_stay && d % UNIT == 0 && (uintptr_t)numbers % sizeof(__m512i) == 0) return numbers;
     make_twos(numbers, keys, d, made);
     return made;
 }
@@ -153,13 +153,11 @@ static void wide_attention_amx_look_at(const Attention *a, const int32_t *block,
     Soon soon = one ? asked_soon(a, 0, first, 0, after) : asked_soon(a, 0, first, 1, first);
     if (few_rows(rows)) {
         amx_shape_of_few(rows);
-        // Tiles read whole 16 keys, which a page may not have.
-        const void *numbers = vectors(a, 0, first).numbers;
-        const __m512i *k = a->page_size % 16 ? made : units_of(numbers, keys, d, made);
-        if (a->page_size % 16) make_twos(numbers, keys, d, made);
-        amx_scores_of_few(twos_of(of), rows, k, keys, units, room, width, &soon);
+        const int has_16 = a->page_size % 16 == 0;  // tiles read whole 16 keys
+        amx_scores_of_few(twos_of(of), rows, units_of(vectors(a, 0, first).numbers, keys, d, has_16, made), keys, units,
+                          room, width, &soon);
     } else {
-        turn_keys(units_of(vectors(a, 0, first).numbers, keys, d, made), keys, units, tiles, &soon);
+        turn_keys(units_of(vectors(a, 0, first).numbers, keys, d, 1, made), keys, units, tiles, &soon);
         const Twos queries = {twos_of(of), row_of_twos(d), 16}, turned = {tiles, TURNED, 16 * TURNED};
         amx_products(0, rows, &queries, &turned, turns, units * 16 * TURNED, units, room, width, &shaped, &soon);
     }
@@ -167,7 +165,7 @@ static void wide_attention_amx_look_at(const Attention *a, const int32_t *block,
     ask_soon_for(&soon, 16 * LINE);
     wide_attention_twos_weigh(a, block, start, keys, rows, room, width, of, wide, &none);
     if (!one) soon = asked_soon(a, 1, first, 0, after);
-    pair_values(units_of(vectors(a, 1, first).numbers, keys, d, made), keys, units, columns, tiles, &soon);
+    pair_values(units_of(vectors(a, 1, first).numbers, keys, d, 1, made), keys, units, columns, tiles, &soon);
     const int64_t paired = (keys + 1) / 2;
     memset(tiles + paired * columns, 0, (size_t)((turns * 16 - paired) * columns) * sizeof(uint32_t));
     const Twos weights = {p, width, 16}, values = {tiles, columns, 16 * columns};

@@ -111,10 +111,10 @@ INLINE int amx_gates_serve(int64_t rows, int64_t steps) {
     return amx_blocks(steps) >= AMX_GATED || rows <= amx_blocks(steps) * ROWS_AMX;
 }
 
-// A thread's pairs of gates, as `gated_bf16`.
+// A thread's pairs of gates, as `gated_bf16` has them.
 ALONE static void gated_amx(const Wide *p, const Gate *how, const uint8_t *x, uint16_t *packed, int64_t from,
                             int64_t to) {
-    const int64_t gates = p->outputs / 2 / PAIR, high = TILE_ROWS;
+    const int64_t gates = p->outputs / 2 / PAIR;
     const int64_t at_once = rows_at_once(p->rows, ROWS_AMX, amx_blocks(p->steps));
     float both[AMX_BLOCKS * ROWS_AMX][2 * PAIR] __attribute__((aligned(64)));
     int64_t shaped = 0;
@@ -126,11 +126,7 @@ ALONE static void gated_amx(const Wide *p, const Gate *how, const uint8_t *x, ui
                 amx_pair(p, (const uint16_t *)x, pair + up * gates, up ? pair + 1 : pair + gates, start, end, 0,
                          p->steps, out, &shaped);
             }
-            for (int64_t row = start, rows; row < end; row += rows) {
-                rows = end - row < high ? end - row : high;
-                uint16_t *tile = packed + (row * gates + pair * rows) * TILE;
-                for (int64_t r = 0; r < rows; r++) gate_tile(how, both[row - start + r], tile + r * TILE);
-            }
+            gate_pair(how, both, start, end, TILE_ROWS, gates, pair, packed);
         }
     }
     _tile_release();

@@ -116,6 +116,17 @@ INLINE void gate_tile(const Gate *how, const float *gate, uint16_t *to) {
     }
 }
 
+// What a pair of `gates` lets through of the rows from `start` to `end`, of which `both` has gates and what they are for, goes
+// where `pack_bf16` would put it in blocks of `high` rows.
+INLINE void gate_pair(const Gate *how, float both[][2 * PAIR], int64_t start, int64_t end, int64_t high, int64_t gates,
+                      int64_t pair, uint16_t *packed) {
+    for (int64_t row = start, rows; row < end; row += rows) {
+        rows = end - row < high ? end - row : high;
+        uint16_t *tile = packed + (row * gates + pair * rows) * TILE;
+        for (int64_t r = 0; r < rows; r++) gate_tile(how, both[row - start + r], tile + r * TILE);
+    }
+}
+
 // Rows whose activations are taken at once, in blocks of up to `high`, where there may be `most` blocks. Weights are read as
 // often for few blocks as for many, so none of the rounds is to have only few.
 INLINE int64_t rows_at_once(int64_t rows, int64_t high, int64_t most) {
@@ -330,11 +341,7 @@ ALONE static void gated_bf16(const Wide *p, const Gate *how, const uint8_t *x, u
                     block(p, BY_TWOS, x + row * bytes, rows, pair + up * gates, 0, p->steps, out, 2 * PAIR,
                           ahead + (row - start) / high * width / blocks, pace, again, out);
                 }
-            for (int64_t row = start, rows; row < end; row += rows) {
-                rows = end - row < high ? end - row : high;
-                uint16_t *tile = packed + (row * gates + pair * rows) * TILE;
-                for (int64_t r = 0; r < rows; r++) gate_tile(how, both[row - start + r], tile + r * TILE);
-            }
+            gate_pair(how, both, start, end, high, gates, pair, packed);
         }
     }
 }
@@ -409,10 +416,26 @@ static void pack_all(int kind, const float *x, void *room, int64_t rows, int64_t
 
 #define PAIRS_AT_ONCE 4
 
-// Pairs that a thread takes at once: few, so that all end together; of many rows its whole share, since activations come to
-// its second cache for each piece.
-static int64_t pairs_at_once(int64_t rows, int64_t pairs, int threads) {
-    return rows <= MOST_IN_PIECES ? PAIRS_AT_ONCE : (pairs + threads - 1) / threads;
+// Pairs of panels that threads share, `each` at once: few, so that all end together; of many rows a thread's whole share,
+// since activations come to its second cache for each piece.
+typedef struct {
+    int64_t pairs, each;
+    int threads;
+    Share *shares;
+} Pieces;
+
+static Pieces in_pieces(int64_t rows, int64_t pairs, int threads, Share *shares) {
+    const int64_t each = rows <= MOST_IN_PIECES ? PAIRS_AT_ONCE : (pairs + threads - 1) / threads;
+    give_shares(shares, threads, (pairs + each - 1) / each);
+    const Pieces pieces = {pairs, each, threads, shares};
+    return pieces;
+}
+
+// The pairs of the next piece, from the first to before the last; 0 if none is left.
+static int take_pairs(const Pieces *p, int64_t *first, int64_t *last) {
+    const int64_t piece = take_piece(p->shares, p->threads);
+    *first = piece * p->each, *last = *first + p->each < p->pairs ? *first + p->each : p->pairs;
+    return piece >= 0;
 }
 
 // A product of packed rows that threads share.
@@ -420,28 +443,22 @@ typedef struct {
     int kind;
     const void *weight, *room;
     float *out;
-    int64_t rows, k, outputs, each;  // each: pairs of a piece
-    int threads;
-    Share *shares;
+    int64_t rows, k, outputs;
+    Pieces pieces;
 } Packed;
 
 static void of_packed(const void *of) {
     const Packed *p = of;
-    const int64_t pairs = (p->outputs + PAIR - 1) / PAIR;
-    for (int64_t piece; (piece = take_piece(p->shares, p->threads)) >= 0;) {
-        const int64_t first = piece * p->each, last = first + p->each;
-        wide_outputs(p->kind, p->weight, p->room, p->out, p->rows, p->k, p->outputs, first,
-                     last < pairs ? last : pairs);
-    }
+    for (int64_t first, last; take_pairs(&p->pieces, &first, &last);)
+        wide_outputs(p->kind, p->weight, p->room, p->out, p->rows, p->k, p->outputs, first, last);
 }
 
 // Of rows that are packed in `room`.
 void wide_product_of_packed(int kind, const void *weight, const void *room, float *out, int64_t rows, int64_t k,
                             int64_t outputs, int threads) {
-    const int64_t pairs = (outputs + PAIR - 1) / PAIR, each = pairs_at_once(rows, pairs, threads);
     Share shares[threads];
-    give_shares(shares, threads, (pairs + each - 1) / each);
-    const Packed p = {kind, weight, room, out, rows, k, outputs, each, threads, shares};
+    const Pieces pieces = in_pieces(rows, (outputs + PAIR - 1) / PAIR, threads, shares);
+    const Packed p = {kind, weight, room, out, rows, k, outputs, pieces};
     tandem_together(threads, of_packed, &p);
 }
 
@@ -471,35 +488,26 @@ typedef struct {
     Gates *by;
     const void *room;
     uint16_t *packed;
-    int64_t each;
-    int threads;
-    Share *shares;
+    Pieces pieces;
 } Gated;
 
 static void gate_packed(const void *of) {
     const Gated *g = of;
-    const int64_t pairs = g->p.outputs / 2 / PAIR;
-    for (int64_t piece; (piece = take_piece(g->shares, g->threads)) >= 0;) {
-        const int64_t first = piece * g->each, last = first + g->each;
-        g->by(&g->p, &g->how, g->room, g->packed, first, last < pairs ? last : pairs);
-    }
+    for (int64_t first, last; take_pairs(&g->pieces, &first, &last);)
+        g->by(&g->p, &g->how, g->room, g->packed, first, last);
 }
 
 // x [rows, k] times gates and what they are for, [2 inner, k] -> activation(gate) * up, packed for the next product of this
 // kind; `room` as `pack_all` needs it. Only where `wide_gates` says so.
 void wide_gated(int kind, const void *weight, int activation, const float *x, void *room, void *packed, int64_t rows,
                 int64_t k, int64_t inner, int threads) {
-    const int64_t pairs = inner / PAIR, each = pairs_at_once(rows, pairs, threads);
     Share shares[threads];
-    give_shares(shares, threads, (pairs + each - 1) / each);
     const Gated gated = {.p = {weight, 0, rows, filled_up(kind, k) / TILE, 2 * inner},
                          .how = {activation, 0, 0},
                          .by = gates_by(way_of(kind)),
                          .room = room,
                          .packed = packed,
-                         .each = each,
-                         .threads = threads,
-                         .shares = shares};
+                         .pieces = in_pieces(rows, inner / PAIR, threads, shares)};
     pack_all(kind, x, room, rows, k, threads);
     tandem_together(threads, gate_packed, &gated);
 }
