@@ -156,7 +156,7 @@ static void end(const Attention *a, const int32_t *block, int64_t head, const Pi
 
 static int64_t as_they_are(int64_t d) { return d; }
 
-static const Way narrow = {1, as_they_are, begin, look_at, end};
+static const Way narrow = {1, as_they_are, begin, look_at, end, 0, 0};
 
 static void clear(const Way *way, int64_t rows, int64_t d, Sums to) {
     memset(to.o, 0, (size_t)(rows * way->apart(d)) * sizeof(float));
@@ -278,6 +278,7 @@ static void attend(const Attention *all, const Way *way, const Job *job, int64_t
         pieces[head - from] = piece(room + (head - from) * queries, rows, d);
         if (!ready) way->begin(a, block, head, pieces + head - from);
     }
+    if (way->prepare) way->prepare(rows);
     for (int64_t now = job->first; now < job->last; now++) {
         const int64_t begins = now * stretch > oldest ? now * stretch : oldest;
         const int64_t ends = (now + 1) * stretch < beyond ? (now + 1) * stretch : beyond;
@@ -306,6 +307,7 @@ static void attend(const Attention *all, const Way *way, const Job *job, int64_t
             pieces[head - from].sums = total;
         }
     }
+    if (way->release) way->release();
     for (int64_t head = from; !job->kept && head < to; head++) finish(a, way, block, head, pieces + head - from);
 }
 

@@ -191,6 +191,9 @@ typedef struct {
     void (*look_at)(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of, int64_t start,
                     int64_t after, float *room);
     void (*end)(const Attention *a, const int32_t *block, int64_t head, const Piece *of);
+    // Before a thread's first page of pieces with so many rows, and after its last one; or 0.
+    void (*prepare)(int64_t rows);
+    void (*release)(void);
 } Way;
 
 // By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too, and with

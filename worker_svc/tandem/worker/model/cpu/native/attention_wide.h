@@ -92,6 +92,47 @@ INLINE void ask_next(Spread *ahead) {
     ahead->again += LINE;
 }
 
+// A page's keys and values that are asked for in four places at once, each a half of up to 8 KiB of them, a line of each at a
+// time: into the second cache.
+typedef struct {
+    const char *keys, *values;
+    int64_t half, now, rest;  // bytes: from place to place, what is left of a half, what is behind both
+    int a_row;                // how often while 32 of a row's scores become weights
+} Asks;
+
+#define IN_FOUR 8192
+INLINE Asks ask_from(Asks asks) {
+    asks.half = (asks.rest < IN_FOUR ? asks.rest : IN_FOUR) / 2;
+    asks.now = asks.half, asks.rest -= 2 * asks.half;
+    return asks;
+}
+
+INLINE Asks asked_in_four(const Attention *a, int64_t first, int64_t rows) {
+    const int64_t length = length_of(a->format, a->head_dim), bytes = a->page_size * length;
+    const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
+    const char *keys = (const char *)a->part[0][0] + first * length;
+    const char *values = one ? keys + bytes / 2 : (const char *)a->part[1][0] + first * length;
+    const int64_t rest = a->apart ? 0 : one ? bytes / 2 : bytes;  // those apart were put into the caches
+    const Asks asks = {keys, values, 0, 0, rest, (int)(length / 128 > 1 ? length / 128 : 1) * (rows <= 4 ? 2 : 1)};
+    return ask_from(asks);
+}
+
+INLINE void ask_four(Asks *asks, int64_t times) {
+    for (int64_t n = 0; n < times; n++) {
+        if (asks->now <= 0) {
+            if (asks->rest < 2 * LINE) return;
+            asks->keys += asks->half, asks->values += asks->half;
+            *asks = ask_from(*asks);
+        }
+        for (int which = 0; which < 2; which++) {
+            const char *at = which ? asks->values : asks->keys;
+            _mm_prefetch(at, _MM_HINT_T1);
+            _mm_prefetch(at + asks->half, _MM_HINT_T1);
+        }
+        asks->keys += LINE, asks->values += LINE, asks->now -= LINE;
+    }
+}
+
 // Keeps the compiler from loading what comes later before this.
 INLINE __m512i in_order(__m512i loaded) {
     __asm__ volatile("" : "+v"(loaded));

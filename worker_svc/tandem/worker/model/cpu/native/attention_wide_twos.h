@@ -206,14 +206,16 @@ INLINE __m512 by_steps(__m512 weights, const float *steps) {
     return _mm512_maskz_mul_ps(that_weigh(weights), weights, _mm512_load_ps(steps));
 }
 
-// Scores become weights of bf16, in their place: times the values' steps, if there are any.
+// Scores become weights of bf16, in their place: times the values' steps, if there are any. `asks` may be null.
 INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l,
-                  const float *steps) {
+                  const float *steps, Asks *asks) {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
     __m512 most[4], sum[4];
+    if (asks) ask_four(asks, 4 * asks->a_row);
     begin_weights(rows, s, apart, width, o, wide, m, l, most, sum);
     for (int64_t i = 0; i < width; i += UNIT)
         for (int r = 0; r < rows; r++) {
+            if (asks) ask_four(asks, asks->a_row);
             const float *here = s + r * apart + i;
             __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
             __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(here + 16), most[r]));
@@ -246,7 +248,7 @@ static __attribute__((noinline)) void wide_attention_twos_weigh(const Attention 
     const int64_t width = whole(keys, UNIT);
     for (int64_t row = 0; row < rows && (IN_GROUPS || IN_STEPS); row++)
         scale_scores(s + row * apart, width, c, of->q_sums + row * sums_of_groups(a->head_dim));
-#define TO_TWOS(...) weigh(__VA_ARGS__, steps_of(c, 1, 0))
+#define TO_TWOS(...) weigh(__VA_ARGS__, steps_of(c, 1, 0), 0)
     if (IN_GROUPS) {
         WEIGH_ROWS(weigh_plain, sizeof(float))
     } else {

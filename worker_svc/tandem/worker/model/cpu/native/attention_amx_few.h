@@ -1,0 +1,178 @@
+// Attention over bf16 by AMX of few rows, as those of a decode: up to 16. Its bits are those of many rows (attention_amx.h).
+//
+// Keys are the rows of a product, where they are, and queries its columns: so it is its scores that are turned, which are
+// fewer than keys. What is added up is the same in the same order. Values become pairs 64 numbers at a time, which stay in
+// the first cache.
+//
+// Memory is the limit, so that a core must have as many lines on their way as it can wait for, at all times. What comes next
+// is asked for in four places at once, of which each is another 4 KiB that the processor goes on reading ahead by itself, and
+// nearly evenly over the time that all takes: a line asked for while others wait holds up what stands behind it. While values
+// become pairs, which reads the second cache as quickly as it can be read, nothing is asked for
+// (benchmarks/pages/long_contexts.md).
+//
+// A part of `attention_wide_twos.c`.
+
+#pragma once
+
+ALONE static void amx_release(void) { _tile_release(); }
+
+// Vectors [keys, d] as units of bf16: where they are, if they may stay there, or else in `made`.
+INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, int may_stay, __m512i *made) {
+    if (may_stay && d % UNIT == 0 && (uintptr_t)numbers % sizeof(__m512i) == 0) return numbers;
+    make_twos(numbers, keys, d, made);
+    return made;
+}
+
+// Values behind the last pair of keys are 0, up to whole TURNED of them.
+INLINE void no_more_pairs(uint32_t *tiles, int64_t pairs, int64_t columns) {
+    memset(tiles + pairs * columns, 0, (size_t)((whole(pairs, TURNED / 2) - pairs) * columns) * sizeof(uint32_t));
+}
+
+#define FEW_COLUMNS 16
+INLINE int few_rows(int64_t rows) { return rows <= FEW_COLUMNS; }
+INLINE int64_t few_columns(int64_t rows) { return rows <= FEW_COLUMNS / 2 ? FEW_COLUMNS / 2 : FEW_COLUMNS; }
+
+// Scores 0 and 1 and queries (2): [16, columns]; keys and values (3 and 4): 16 lines; sums 5 and 6 and weights (7): `rows`
+// lines. Of all pages of a piece of work: it takes as long as a fifth of a page.
+ALONE static void amx_shape_of_few(int64_t rows) {
+    TileShapes shapes = {0};
+    for (int tile = 0; tile < 8; tile++)
+        shape_tile(&shapes, tile, tile < 5 ? 16 : (int)rows, tile < 3 ? (int)few_columns(rows) * 4 : 64);
+    SHAPE_TILES(shapes);
+}
+
+// Sixteen scores of eight rows, [16, 8], become [rows, 16], rows `width` apart.
+INLINE void turn_eight(const float *from, float *s, int64_t width, int64_t rows) {
+    const __m512i upper = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
+    const __m512i lower = _mm512_add_epi32(upper, _mm512_set1_epi32(4));
+    __m512i r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm512_load_si512(from + 16 * i);
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 8 && i < rows; i++)
+        _mm512_store_si512(s + i * width, _mm512_permutex2var_epi32(r[i % 4], i < 4 ? upper : lower, r[i % 4 + 4]));
+}
+
+// Scores [32, columns] of 32 keys, or of 16.
+INLINE void scores_of_32(const int both, const int columns, const uint32_t *q, const __m512i *k, const int64_t units,
+                         float *to, Asks *asks) {
+    const __m512i *second = k + 16 * units;
+    _tile_zero(0);
+    if (both) _tile_zero(1);
+    for (int64_t unit = 0; unit < units; unit++) {
+        ask_four(asks, 2);
+        _tile_loadd(2, q + unit * 16 * columns, columns * 4);
+        _tile_loadd(3, k + unit, units * 64);
+        _tile_dpbf16ps(0, 3, 2);
+        if (!both) continue;
+        ask_four(asks, 2);
+        _tile_loadd(4, second + unit, units * 64);
+        _tile_dpbf16ps(1, 4, 2);
+    }
+    _tile_stored(0, to, columns * 4);
+    if (both) _tile_stored(1, to + 16 * columns, columns * 4);
+}
+
+// s [rows, width], as queries q [units, 16, columns] twos look at keys, up to whole 16 of them.
+INLINE void scores_of_few(const int columns, const uint32_t *q, int64_t rows, const __m512i *k, int64_t keys,
+                          const int64_t units, float *s, int64_t width, Asks *asks) {
+    float scores[64 * columns] __attribute__((aligned(64)));
+    for (int64_t key = 0; key < keys; key += 64, k += 64 * units) {
+        const int64_t left = keys - key;
+        for (int64_t n = 0; n < 64 && n < left; n += 32)
+            if (left - n > 16) scores_of_32(1, columns, q, k + n * units, units, scores + n * columns, asks);
+            else scores_of_32(0, columns, q, k + n * units, units, scores + n * columns, asks);
+        MEMORY_IS_READ;
+        for (int64_t n = 0; n < 64 && n < left; n += 16) {
+            const float *from = scores + n * columns;
+            ask_four(asks, units);
+            if (columns == 8) {
+                turn_eight(from, s + key + n, width, rows);
+                continue;
+            }
+            __m512i r[16];
+            for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(from + 16 * i);
+            turn(r);
+            for (int i = 0; i < rows; i++) _mm512_store_si512(s + i * width + key + n, r[i]);
+        }
+    }
+}
+
+// What is known while it is compiled stays in registers.
+ALONE static void amx_scores_of_few(const uint32_t *q, int64_t rows, const __m512i *k, int64_t keys, int64_t units,
+                                    float *s, int64_t width, Asks *asks) {
+#define SCORES(COLUMNS, UNITS) scores_of_few(COLUMNS, q, rows, k, keys, UNITS, s, width, asks)
+    if (few_columns(rows) > 8) SCORES(16, units);
+    else if (units == 2) SCORES(8, 2);
+    else if (units == 4) SCORES(8, 4);
+    else SCORES(8, units);
+#undef SCORES
+}
+
+// o [rows, wide] += weights p [rows, turns, 16] twos, rows `width` words apart, times `columns` numbers of values [keys, units].
+// tiles: of pairs of these [turns, 16, columns] twos.
+INLINE void sums_of_few(const int columns, const uint32_t *p, int64_t width, const __m512i *v, int64_t keys,
+                        int64_t units, uint32_t *tiles, float *o, int64_t wide, Asks *asks) {
+    Soon none = {0};
+    pair_values(v, keys, units, columns, tiles, &none);
+    no_more_pairs(tiles, (keys + 1) / 2, columns);
+    MEMORY_IS_READ;
+    for (int64_t n = 0; n < columns; n += UNIT) {
+        _tile_loadd(5, o + n, wide * 4);
+        _tile_loadd(6, o + n + 16, wide * 4);
+        for (int64_t turn = 0; turn < keys; turn += TURNED) {
+            const uint32_t *here = tiles + turn / 2 * columns + n;
+            ask_four(asks, 1);
+            _tile_loadd(7, p + turn / 2, width * 4);
+            _tile_loadd(3, here, columns * 4);
+            _tile_dpbf16ps(5, 7, 3);
+            ask_four(asks, 1);
+            _tile_loadd(4, here + 16, columns * 4);
+            _tile_dpbf16ps(6, 7, 4);
+        }
+        _tile_stored(5, o + n, wide * 4);
+        _tile_stored(6, o + n + 16, wide * 4);
+    }
+    MEMORY_IS_READ;
+}
+
+ALONE static void amx_sums_of_few(const uint32_t *p, int64_t width, const __m512i *v, int64_t keys, int64_t units,
+                                  int64_t columns, uint32_t *tiles, float *o, int64_t wide, Asks *asks) {
+    for (int64_t n = 0; n < columns; n += 64, v += 2)
+        if (columns - n < 64) sums_of_few(32, p, width, v, keys, units, tiles, o + n, wide, asks);
+        else sums_of_few(64, p, width, v, keys, units, tiles, o + n, wide, asks);
+}
+
+static __attribute__((noinline)) void wide_attention_amx_weigh(const Attention *a, const int32_t *block, int64_t start,
+                                                               int64_t keys, int64_t rows, float *s, int64_t apart,
+                                                               const Piece *of, int64_t wide, Asks *asks) {
+    const int64_t width = whole(keys, UNIT);
+#define TO_TWOS(...) weigh(__VA_ARGS__, 0, asks)
+    WEIGH_ROWS(TO_TWOS, sizeof(uint16_t))
+#undef TO_TWOS
+}
+
+static void look_by_few_tiles(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of, int64_t start,
+                              int64_t after, float *room) {
+    const int64_t d = a->head_dim, width = whole(a->page_size, TURNED), wide = wide_of(d), units = units_in(d);
+    const int64_t rows = block[1] * a->group, left = block[2] + block[1] - start;
+    const int64_t keys = left < a->page_size ? left : a->page_size, columns = whole(a->value_dim, UNIT);
+    const int64_t first = first_vector(a, block, kv_head, start);
+    uint32_t *tiles = (uint32_t *)(room + rows * width), *p = (uint32_t *)room;
+    __m512i *made = (__m512i *)(tiles + width * wide / 2);
+    const int has_16 = a->page_size % 16 == 0;  // tiles read whole 16 keys
+    Asks asks = asked_in_four(a, after, rows);
+    amx_scores_of_few(twos_of(of), rows, units_of(vectors(a, 0, first).numbers, keys, d, has_16, made), keys, units,
+                      room, width, &asks);
+    wide_attention_amx_weigh(a, block, start, keys, rows, room, width, of, wide, &asks);
+    amx_sums_of_few(p, width, units_of(vectors(a, 1, first).numbers, keys, d, 1, made), keys, units, columns, tiles,
+                    of->sums.o, wide, &asks);
+}
