@@ -406,19 +406,22 @@ int tandem_allow_wide_attention(int allowed) {
 // Queries of a head of keys from which int8 is quicker as bf16 (benchmarks/pages/long_contexts.md).
 #define TWOS_OF_INT8 3
 
-// The same, from which bf16 is multiplied by AMX: with fewer, a decode over a long context would take longer, whose keys
-// have to be turned too.
+// The same, from which what is bf16, or becomes it, is multiplied by AMX: with fewer, a decode over a long context would take
+// longer.
 #define AMX_QUERIES 4
 
 // With AVX-512: the same way with any number of tokens, since the bits differ.
 static const Way *wide_way(const Attention *a) {
-    const int codes = wide_twos_codes_are_there();
+    const int codes = wide_twos_codes_are_there(), tiles = wide_amx_is_there() && a->group >= AMX_QUERIES;
     switch (a->format) {
     case BF16:
-        if (wide_amx_is_there() && a->group >= AMX_QUERIES) return &wide_attention_amx;
+        if (tiles) return &wide_attention_amx;
         return wide_twos_is_there() ? &wide_attention_twos : &wide_attention;
-    case FP8: return codes ? &wide_attention_twos_fp8 : wide_fp8_is_there() ? &wide_attention : &narrow;
+    case FP8:
+        if (codes && tiles) return &wide_attention_amx_fp8;
+        return codes ? &wide_attention_twos_fp8 : wide_fp8_is_there() ? &wide_attention : &narrow;
     case INT8:
+        if (codes && tiles) return &wide_attention_amx_int8;
         if (codes && a->group >= TWOS_OF_INT8) return &wide_attention_twos_int8;
         return &wide_attention_digits;
     case INT6: return &wide_attention_digits;

@@ -1,4 +1,4 @@
-// Attention over bf16 by AMX of few rows, as those of a decode: up to 16. Its bits are those of many rows (attention_amx.h).
+// Attention by AMX of few rows, as those of a decode: up to 16. Its bits are those of many rows (attention_amx.h).
 //
 // Keys are the rows of a product, where they are, and queries its columns: so it is its scores that are turned, which are
 // fewer than keys. What is added up is the same in the same order. Values become pairs 64 numbers at a time, which stay in
@@ -10,15 +10,15 @@
 // become pairs, which reads the second cache as quickly as it can be read, nothing is asked for
 // (benchmarks/pages/long_contexts.md).
 //
-// A part of `attention_wide_twos.c`.
+// A part of attention_amx.h.
 
 #pragma once
 
 ALONE static void amx_release(void) { _tile_release(); }
 
-// Vectors [keys, d] as units of bf16: where they are, if they may stay there, or else in `made`.
+// Vectors [keys, d] as units of bf16: where they are, if they are such and may stay there, or else in `made`.
 INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, int may_stay, __m512i *made) {
-    if (may_stay && d % UNIT == 0 && (uintptr_t)numbers % sizeof(__m512i) == 0) return numbers;
+    if (!IN_CODES && may_stay && d % UNIT == 0 && (uintptr_t)numbers % sizeof(__m512i) == 0) return numbers;
     make_twos(numbers, keys, d, made);
     return made;
 }
@@ -68,12 +68,12 @@ INLINE void scores_of_32(const int both, const int columns, const uint32_t *q, c
     _tile_zero(0);
     if (both) _tile_zero(1);
     for (int64_t unit = 0; unit < units; unit++) {
-        ask_four(asks, 2);
+        ask_four(asks, IN_CODES ? 1 : 2);
         _tile_loadd(2, q + unit * 16 * columns, columns * 4);
         _tile_loadd(3, k + unit, units * 64);
         _tile_dpbf16ps(0, 3, 2);
         if (!both) continue;
-        ask_four(asks, 2);
+        ask_four(asks, IN_CODES ? 1 : 2);
         _tile_loadd(4, second + unit, units * 64);
         _tile_dpbf16ps(1, 4, 2);
     }
@@ -93,7 +93,7 @@ INLINE void scores_of_few(const int columns, const uint32_t *q, int64_t rows, co
         MEMORY_IS_READ;
         for (int64_t n = 0; n < 64 && n < left; n += 16) {
             const float *from = scores + n * columns;
-            ask_four(asks, units);
+            ask_four(asks, units / UNITS_AT_ONCE);
             if (columns == 8) {
                 turn_eight(from, s + key + n, width, rows);
                 continue;
@@ -117,12 +117,25 @@ ALONE static void amx_scores_of_few(const uint32_t *q, int64_t rows, const __m51
 #undef SCORES
 }
 
-// o [rows, wide] += weights p [rows, turns, 16] twos, rows `width` words apart, times `columns` numbers of values [keys, units].
-// tiles: of pairs of these [turns, 16, columns] twos.
-INLINE void sums_of_few(const int columns, const uint32_t *p, int64_t width, const __m512i *v, int64_t keys,
-                        int64_t units, uint32_t *tiles, float *o, int64_t wide, Asks *asks) {
+// 64 numbers from i on of codes v [keys, d] become pairs of keys, as those of pair_values.
+INLINE void pair_codes(const void *v, int64_t keys, int64_t i, int64_t d, uint32_t *to) {
+    for (int64_t key = 0; key < keys; key += 2, to += 64) {
+        const __m512i first = stored_at(v, key, i, d);
+        const __m512i second = key + 1 < keys ? stored_at(v, key + 1, i, d) : _mm512_setzero_si512();
+        __m512i pairs[4];
+        widen_codes(_mm512_unpacklo_epi8(first, second), pairs);
+        widen_codes(_mm512_unpackhi_epi8(first, second), pairs + 2);
+        for (int n = 0; n < 4; n++) _mm512_store_si512(to + 16 * n, pairs[n]);
+    }
+}
+
+// o [rows, wide] += weights p [rows, turns, 16] twos, rows `width` words apart, times `columns` numbers from i on of values v
+// [keys, d]: units of bf16, or codes. tiles: of pairs of these [turns, 16, columns] twos.
+INLINE void sums_of_few(const int columns, const uint32_t *p, int64_t width, const void *v, int64_t keys, int64_t i,
+                        int64_t d, uint32_t *tiles, float *o, int64_t wide, Asks *asks) {
     Soon none = {0};
-    pair_values(v, keys, units, columns, tiles, &none);
+    if (IN_CODES) pair_codes(v, keys, i, d, tiles);
+    else pair_values((const __m512i *)v + i / UNIT, keys, units_in(d), columns, tiles, &none);
     no_more_pairs(tiles, (keys + 1) / 2, columns);
     MEMORY_IS_READ;
     for (int64_t n = 0; n < columns; n += UNIT) {
@@ -144,35 +157,41 @@ INLINE void sums_of_few(const int columns, const uint32_t *p, int64_t width, con
     MEMORY_IS_READ;
 }
 
-ALONE static void amx_sums_of_few(const uint32_t *p, int64_t width, const __m512i *v, int64_t keys, int64_t units,
+ALONE static void amx_sums_of_few(const uint32_t *p, int64_t width, const void *v, int64_t keys, int64_t d,
                                   int64_t columns, uint32_t *tiles, float *o, int64_t wide, Asks *asks) {
-    for (int64_t n = 0; n < columns; n += 64, v += 2)
-        if (columns - n < 64) sums_of_few(32, p, width, v, keys, units, tiles, o + n, wide, asks);
-        else sums_of_few(64, p, width, v, keys, units, tiles, o + n, wide, asks);
+    for (int64_t i = 0; i < columns; i += 64)
+        if (columns - i < 64) sums_of_few(32, p, width, v, keys, i, d, tiles, o + i, wide, asks);
+        else sums_of_few(64, p, width, v, keys, i, d, tiles, o + i, wide, asks);
 }
 
 static __attribute__((noinline)) void wide_attention_amx_weigh(const Attention *a, const int32_t *block, int64_t start,
                                                                int64_t keys, int64_t rows, float *s, int64_t apart,
-                                                               const Piece *of, int64_t wide, Asks *asks) {
+                                                               const Piece *of, int64_t wide, const Constants *c,
+                                                               Asks *asks) {
     const int64_t width = whole(keys, UNIT);
-#define TO_TWOS(...) weigh(__VA_ARGS__, 0, asks)
+    for (int64_t row = 0; row < rows && IN_STEPS; row++) scale_scores(s + row * apart, width, c, 0);
+#define TO_TWOS(...) weigh(__VA_ARGS__, steps_of(c, 1, 0), asks)
     WEIGH_ROWS(TO_TWOS, sizeof(uint16_t))
 #undef TO_TWOS
 }
 
-static void look_by_few_tiles(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of, int64_t start,
-                              int64_t after, float *room) {
+static void wide_attention_amx_few(const Attention *a, const int32_t *block, int64_t kv_head, const Piece *of,
+                                   int64_t start, int64_t after, float *room) {
     const int64_t d = a->head_dim, width = whole(a->page_size, TURNED), wide = wide_of(d), units = units_in(d);
     const int64_t rows = block[1] * a->group, left = block[2] + block[1] - start;
-    const int64_t keys = left < a->page_size ? left : a->page_size, columns = whole(a->value_dim, UNIT);
+    const int64_t keys = left < a->page_size ? left : a->page_size, columns = whole(a->value_dim, AT_ONCE);
     const int64_t first = first_vector(a, block, kv_head, start);
-    uint32_t *tiles = (uint32_t *)(room + rows * width), *p = (uint32_t *)room;
+    float *constants = room + rows * width;
+    uint32_t *tiles = (uint32_t *)(constants + room_of_constants(STORED, d, width)), *p = (uint32_t *)room;
     __m512i *made = (__m512i *)(tiles + width * wide / 2);
     const int has_16 = a->page_size % 16 == 0;  // tiles read whole 16 keys
+    const void *values = vectors(a, 1, first).numbers;
+    const Constants c = constants_at(a, d, first, keys, constants);
     Asks asks = asked_in_four(a, after, rows);
+    if (!a->apart) ask_for_constants(a, after);
     amx_scores_of_few(twos_of(of), rows, units_of(vectors(a, 0, first).numbers, keys, d, has_16, made), keys, units,
                       room, width, &asks);
-    wide_attention_amx_weigh(a, block, start, keys, rows, room, width, of, wide, &asks);
-    amx_sums_of_few(p, width, units_of(vectors(a, 1, first).numbers, keys, d, 1, made), keys, units, columns, tiles,
-                    of->sums.o, wide, &asks);
+    wide_attention_amx_weigh(a, block, start, keys, rows, room, width, of, wide, &c, &asks);
+    if (!IN_CODES) values = units_of(values, keys, d, 1, made);
+    amx_sums_of_few(p, width, values, keys, d, columns, tiles, of->sums.o, wide, &asks);
 }

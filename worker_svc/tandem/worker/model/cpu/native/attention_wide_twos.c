@@ -29,6 +29,7 @@ const Way wide_attention_twos = WAY_OF_TWOS;
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-bf16")
 #endif
 
+#define WAY_OF_TILES wide_attention_amx
 #include "attention_amx.h"
 
 #ifdef __clang__
