@@ -32,7 +32,7 @@ from tandem.common import compiled
 from tandem.common.machine import processor_fact
 logging.basicConfig(format="%(message)s", stream=sys.stderr)
 compiled._COMPILE_SECONDS = float(sys.argv[2])
-sources = compiled.CSources(Path(sys.argv[1]), "answer", ("answer.c",), (), {"answer": ([], compiled.ctypes.c_int)})
+sources = compiled.CSources(Path(sys.argv[1]), "answer", ("answer.c",), {"answer": ([], compiled.ctypes.c_int)})
 if sys.argv[3:] == ["beside"]:
     print(sources.compile_into(sources.folder, portable=True))
 else:
@@ -404,7 +404,7 @@ def test_a_library_for_others_is_for_the_oldest_processor_whatever_the_compilers
 
 
 def test_without_its_instructions_a_library_is_not_even_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    martian = compiled.CSources(tmp_path, "answer", ("answer.c",), (), {}, instructions=("martian",))
+    martian = compiled.CSources(tmp_path, "answer", ("answer.c",), {}, instructions=("martian",))
     assert martian.load(logging.getLogger("test"), "nothing is answered") is None
     assert caplog.records == []
 
@@ -414,9 +414,21 @@ def test_sources_of_one_name_in_several_folders_make_one_library(tmp_path: Path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "answer.c").write_text(f"int tandem_{name}(void) {{ return {len(name)}; }}\n")
     functions: dict[str, compiled.Signature] = {name: ([], ctypes.c_int) for name in ("first", "second")}
-    sources = compiled.CSources(tmp_path, "both", ("first/answer.c", "second/answer.c"), (), functions)
+    sources = compiled.CSources(tmp_path, "both", ("first/answer.c", "second/answer.c"), functions)
     library = ctypes.CDLL(str(sources.compile_into(tmp_path)))
     assert (library.tandem_first(), library.tandem_second()) == (5, 6)
+
+
+def test_a_header_that_is_included_by_another_makes_another_library(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "answer.c").write_text('#include "parts/first.h"\nint tandem_answer(void) { return ANSWER; }\n')
+    (tmp_path / "parts/first.h").write_text('#include <stdint.h>\n#include "second.h"\n#include "second.h"\n')
+    made = []
+    for answer in (1, 2, 1):
+        (tmp_path / "parts/second.h").write_text(f'#include "first.h"\n#define ANSWER {answer}\n#pragma once\n')
+        sources = compiled.CSources(tmp_path, "answer", ("answer.c",), {"answer": ([], ctypes.c_int)})
+        made.append(sources._stem(()))
+    assert made[0] == made[2] != made[1]
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,8 @@ def test_compiled_attention_over_stored_numbers_is_that_of_torch(
 
 # A query for itself, with as many columns at once as there are; two queries, in groups of int4; and more, with which
 # AMX takes keys as they are, where rows are few.
-@pytest.mark.parametrize("layout", [(3, 3, 104), (4, 2, 96), (8, 2, 64), (9, 1, 72)], ids=str)
-@pytest.mark.parametrize("page_size", [6, 16])
+@pytest.mark.parametrize("layout", [(3, 3, 104), (4, 2, 96), (8, 2, 64), (9, 1, 72), (7, 1, 128), (5, 1, 160)], ids=str)
+@pytest.mark.parametrize("page_size", [6, 16, 64])
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "int8", "int6", "int4", "fp8"])
 @pytest.mark.usefixtures("kind")
 def test_few_queries_have_the_bits_of_many_over_stored_numbers(name: str, page_size: int, layout: tuple[int, int, int]):

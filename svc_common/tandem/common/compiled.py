@@ -6,7 +6,7 @@ A library lies beside its sources, where a wheel has brought it, or in `$XDG_CAC
 | part | what it tells |
 |---|---|
 | MACHINE | `platform.machine()`; with the processor's features where they are compiled for (`-march=native`) |
-| SOURCES | hash of sources, headers and flags |
+| SOURCES | hash of sources, the headers that they include, and flags |
 | COMPILER | hash of the compiler's command; not compared beside the sources |
 | CONTENT | hash of the file itself |
 
@@ -30,6 +30,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -37,7 +38,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ _DAY = 86_400.0
 # Seconds after which whoever made it was killed, and after which what is kept, libraries and facts, is not used.
 _LEFT = {f"{_UNFINISHED}*": _DAY, "[!.]*.so": 30 * _DAY, "[!.]*.json": 30 * _DAY}
 
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
 Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types of a function's arguments, and its result
 
 
@@ -74,7 +77,6 @@ class CSources:
     folder: Path
     name: str
     sources: Sequence[str]
-    headers: Sequence[str]
     functions: Mapping[str, Signature]
     flags: Sequence[str] = ("-O3", "-shared", "-fPIC")
     instructions: Sequence[str] = ()  # of x86-64 that all of its code is made of, as /proc/cpuinfo names them
@@ -174,9 +176,21 @@ class CSources:
 
     def _stem(self, command: Sequence[str]) -> str:
         digest = hashlib.sha256(repr(tuple(self.flags)).encode())
-        for name in (*self.headers, *self.sources):
-            digest.update((self.folder / name).read_bytes())
+        for path in _with_headers(self.folder / name for name in self.sources):
+            digest.update(path.read_bytes())
         return f"{self.name}-{_machine([*command, *self.flags])}-{digest.hexdigest()[:16]}"
+
+
+def _with_headers(sources: Iterable[Path]) -> list[Path]:
+    """Returns the sources and the headers that they include by `#include "..."`, and these include, each once."""
+    found = dict.fromkeys(sources)
+    left = list(found)
+    while left:
+        path = left.pop()
+        headers = [Path(os.path.normpath(path.parent / name)) for name in _INCLUDE.findall(path.read_text("utf-8"))]
+        left += [header for header in headers if header not in found]
+        found |= dict.fromkeys(headers)
+    return list(found)
 
 
 def _compiler() -> list[str]:

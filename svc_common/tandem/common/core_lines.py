@@ -12,7 +12,6 @@ SOURCES = CSources(
     Path(__file__).parent,
     "core_lines",
     ("core_lines.c",),
-    (),
     {"take_core_lines": ([ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p], ctypes.c_int32)},
 )
 _LEVELS = {"debug": 0, "info": 0, "warning": 1, "error": 2}

@@ -13,7 +13,6 @@ SOURCES = CSources(
     Path(__file__).parent,
     "field_counter",
     ("field_counter.c",),
-    (),
     {
         "count_fields": (
             [ctypes.c_char_p, ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64],

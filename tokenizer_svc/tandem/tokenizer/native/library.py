@@ -31,7 +31,6 @@ SOURCES = CSources(
         *(f"{_BPE}/pre_tokenize.c", f"{_BPE}/merge.c", "vocabularies/longest_match.c"),
         *("native/join_pieces.c", "native/small_encode.c"),
     ),
-    (f"{_BPE}/bpe.h", "native/wire.h"),
     _FUNCTIONS,
 )
 
