@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import resource
+import selectors
 import shutil
 import signal
 import stat
@@ -224,14 +225,40 @@ def test_without_a_cache_that_can_be_written_the_library_is_made_in_a_private_pl
     assert list(machine.temporary.iterdir()) == []
 
 
-def test_processes_that_compile_at_once_leave_one_whole_library(counting: Machine) -> None:
-    processes = [counting.start() for _ in range(4)]
+def test_a_library_that_processes_need_at_once_is_compiled_once(machine: Machine) -> None:
+    """The compiler goes on when all but one wait."""
+    go = machine.tools / "go"
+    machine.environment["CC"] = str(machine.compiler(f'while [ ! -e {go} ]; do sleep 0.01; done; exec cc "$@"'))
+    processes = [machine.start() for _ in range(4)]
+    watched = selectors.DefaultSelector()
+    for process in processes:
+        watched.register(process.stderr or -1, selectors.EVENT_READ)
+    ready: list[str] = []
+    while len(ready) < 3:
+        ready += [said.fileobj.readline() for said, _ in watched.select()]  # type: ignore[union-attr]
+    assert ready == ["another process compiles answer: waiting for it\n"] * 3
+    go.touch()
     assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["42"] * 4
-    (library,) = counting.kept()
-    assert [path.name for path in counting.cache.iterdir()] == [library.name]
-    runs = counting.runs
-    assert counting.answer() == "42"
-    assert (counting.runs, counting.log) == (runs, "")
+    assert machine.runs == 1
+    (library,) = machine.kept()
+    assert list(machine.cache.iterdir()) == [library]
+    assert machine.answer() == "42"
+    assert (machine.runs, machine.log) == (1, "")
+
+
+def test_nobody_waits_for_ever_for_a_process_that_stands_still(machine: Machine) -> None:
+    first = machine.tools / "first"
+    machine.environment["CC"] = str(machine.compiler(f'if mkdir {first}; then exec sleep 1000; fi; exec cc "$@"'))
+    stands = machine.start(prepare=os.setsid)
+    try:
+        while not first.exists():
+            assert stands.poll() is None, stands.communicate()
+            time.sleep(0.01)
+        assert machine.answer(seconds=0.25) == "42"
+        assert "waiting for it" in machine.log
+    finally:
+        os.killpg(stands.pid, signal.SIGKILL)
+        stands.communicate(timeout=120)
 
 
 def test_a_full_disk_leaves_no_part_of_a_library(machine: Machine) -> None:
@@ -278,7 +305,7 @@ def test_whoever_ends_a_group_of_processes_ends_its_compiler_and_what_is_left_go
     while status.exists() and ") Z " not in status.read_text():
         time.sleep(0.01)
 
-    (left,) = machine.cache.iterdir()
+    (left,) = filter(Path.is_dir, machine.cache.iterdir())
     del machine.environment["CC"]
     assert machine.answer() == "42"
     assert left.exists(), "somebody may be compiling there"

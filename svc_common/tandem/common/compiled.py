@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -38,7 +39,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ from tandem.common.machine import available_cores, processor_fact
 # does neither.
 _COMPILE_SECONDS = 300.0
 _LOOK_SECONDS = 1.0
+_TURN_SECONDS = 0.1  # after which whoever waits for another process looks again
+_TURNS = 4.0  # times _COMPILE_SECONDS that it waits at most
 _COMPILERS = ("cc", "gcc", "clang")
 _OLDEST = {"x86_64": ("-march=x86-64",)}  # some compilers are built to take a later one
 _CONTENT_DIGITS = 32
@@ -92,7 +95,8 @@ class CSources:
         if not set(self.instructions) <= set(processor_fact("flags").split()):
             return None
         try:
-            library = self._kept(logger) or self._made(logger)
+            refused: set[Path] = set()
+            library = self._kept(logger, refused) or self._made(logger, refused)
         except (OSError, CompileError) as error:
             reason = str(error).splitlines()[0]
             logger.warning("compiled %s are not available (%s): %s; install a C compiler", self.name, reason, without)
@@ -102,8 +106,9 @@ class CSources:
             function.argtypes, function.restype = arguments, result
         return library
 
-    def _kept(self, logger: logging.Logger) -> ctypes.CDLL | None:
-        """Returns the library beside its sources or in the cache, if one is there that may be loaded."""
+    def _kept(self, logger: logging.Logger, refused: set[Path]) -> ctypes.CDLL | None:
+        """Returns the library beside its sources or in the cache, if one is there that may be loaded and was not
+        `refused` before; what is refused now is added there."""
         command = _compiler()
         stem, cache = self._stem(command), cache_folder()
         beside = sorted(self.folder.glob(f"{stem}-*-*.so"))
@@ -112,6 +117,8 @@ class CSources:
             kept = sorted(cache.glob(f"{stem}-{_hash(command)}-*.so"))
             found += [(path, unsafe(cache) or unsafe(path)) for path in kept]
         for path, problem in found:
+            if path in refused:
+                continue
             problem = problem or _altered(path)
             if problem is None:
                 try:
@@ -123,14 +130,20 @@ class CSources:
                         mark_used(path)
                     return library
             logger.warning("%s is not loaded: %s", path, problem)
+            refused.add(path)
         return None
 
-    def _made(self, logger: logging.Logger) -> ctypes.CDLL:
-        """Compiles and loads the library; raises OSError or CompileError."""
+    def _made(self, logger: logging.Logger, refused: set[Path]) -> ctypes.CDLL:
+        """Compiles the library, unless another process does just then, and loads it; raises OSError or
+        CompileError."""
         with contextlib.ExitStack() as stack:
             folder = _writable_cache(logger)
             if folder is None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
+            else:
+                stack.enter_context(self._one_at_a_time(folder, logger))
+                if kept := self._kept(logger, refused):
+                    return kept
             _sweep(folder)
             if command := _compiler():
                 level = logging.WARNING if len(self.sources) > _MANY_SOURCES else logging.INFO
@@ -140,6 +153,22 @@ class CSources:
             made = self.compile_into(folder)
             logger.info("compiled %s in %.1f s", self.name, time.monotonic() - began)
             return ctypes.CDLL(str(made))
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self, folder: Path, logger: logging.Logger) -> Iterator[None]:
+        """Waits for another process that compiles this library into `folder`; not for one that stands still, nor on
+        file systems without locks."""
+        path = folder / f"{_UNFINISHED}{self._stem(_compiler())}.lock"
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                lock = stack.enter_context(path.open("w"))
+                stack.callback(path.unlink, missing_ok=True)
+                if not _locked(lock.fileno()):
+                    logger.warning("another process compiles %s: waiting for it", self.name)
+                    last = time.monotonic() + _TURNS * _COMPILE_SECONDS
+                    while not _locked(lock.fileno()) and time.monotonic() < last:
+                        time.sleep(_TURN_SECONDS)
+            yield
 
     def compile_into(self, folder: Path, *, portable: bool = False) -> Path:
         """Compiles the library for this machine, or, `portable`, for all of its kind, whatever `CC` says.
@@ -179,6 +208,15 @@ class CSources:
         for path in _with_headers(self.folder / name for name in self.sources):
             digest.update(path.read_bytes())
         return f"{self.name}-{_machine([*command, *self.flags])}-{digest.hexdigest()[:16]}"
+
+
+def _locked(file: int) -> bool:
+    """Locks an open file, if no other process has; raises OSError where none can be."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _with_headers(sources: Iterable[Path]) -> list[Path]:
