@@ -11,14 +11,15 @@
 
 #include "quantized_wide.h"
 
+INLINE void digits_that_mean(const int bits, const int means, const int group, const Product *p, int64_t first,
+                             int64_t last) {
+    panels_that_mean(bits, means == TABLE ? SMALL : means, group, p, first, last);
+}
+
+FUNCTIONS_OF(KINDS_OF_INT8, wide_digits, digits_that_mean)
+
 void wide_digits_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    if (bits == 6) panels_that_mean(6, LESS, SPAN / 2, p, first, last);
-    else if (p->table && group == SPAN) panels_that_mean(4, SMALL, SPAN, p, first, last);
-    else if (p->table) panels_that_mean(4, SMALL, SPAN / 2, p, first, last);
-    else if (p->less && group == SPAN) panels_that_mean(4, LESS, SPAN, p, first, last);
-    else if (p->less) panels_that_mean(4, LESS, SPAN / 2, p, first, last);
-    else if (group == SPAN) panels_that_mean(4, DIGITS, SPAN, p, first, last);
-    else panels_that_mean(4, DIGITS, SPAN / 2, p, first, last);
+    CALL_BY_KIND(KINDS_OF_INT8, wide_digits, p, bits, group, first, last)
 }
 
 #ifdef __clang__

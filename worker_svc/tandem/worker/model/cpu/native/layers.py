@@ -7,8 +7,9 @@ dimensions are contiguous.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -269,24 +270,22 @@ def rotate_and_store(
     )
 
 
-def attention(
+def attention_call(
     work: AttentionWork,
     format_name: str,
     keys: Parts,
     values: Parts,
     q: torch.Tensor,
     scores: Scores,
-    latent: int = 0,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages, to `out`; rows of no block keep what they
-    have there, or hold anything. Unless `latent` is 0, values are the first so many numbers, and the others of what is
-    given are 0."""
-    rows, heads, head_dim = q.shape
-    out = torch.empty((rows, heads, head_dim)) if out is None else out
+    latent: int,
+    out: torch.Tensor,
+) -> Callable[[], int]:
+    """What `attention` calls, which must not outlive what it is given; its result tells that there was no memory."""
+    _, heads, head_dim = q.shape
     kv_heads, page_size = keys[0].shape[1:3]
     pages = [pages_of(parts) for parts in (keys, values)]
-    failed = calls().tandem_attention(
+    return partial(
+        calls().tandem_attention,
         *(pointer for each in pages for pointer in (each.numbers, each.constants)),
         FORMATS[format_name],
         work.blocks.ctypes.data,
@@ -310,6 +309,22 @@ def attention(
         None if scores.sinks is None else scores.sinks.data_ptr(),
         torch.get_num_threads() if work.keys * heads * head_dim > WORTH_A_THREAD else 1,
     )
-    if failed:
+
+
+def attention(
+    work: AttentionWork,
+    format_name: str,
+    keys: Parts,
+    values: Parts,
+    q: torch.Tensor,
+    scores: Scores,
+    latent: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages, to `out`; rows of no block keep what they
+    have there, or hold anything. Unless `latent` is 0, values are the first so many numbers, and the others of what is
+    given are 0."""
+    out = torch.empty(q.shape) if out is None else out
+    if attention_call(work, format_name, keys, values, q, scores, latent, out)():
         raise MemoryError("no memory for a block of attention")
     return out

@@ -304,6 +304,8 @@ INLINE void quantized_panels(const int bits, const int means, const int group, c
     else panels_that_mean(bits, means, group, p, first, last);
 }
 
+FUNCTIONS_OF(NARROW_KINDS, quantized, quantized_panels)
+
 // Panels from `first` to `last`, up to `TOGETHER` of them.
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last) {
     if (p->amx) {
@@ -315,9 +317,15 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
         else wide_quantized_panels(p, bits, group, first, last);
         return;
     }
-    if (p->rows == 1) single_row_panels(p, bits, group, first, last);
-    else if (fits_16_bits(bits, group, p->table)) digits_panels(p, group, first, last);
-    else BY_NARROW_KIND(quantized_panels, bits, p, group, p, first, last)
+    if (p->rows == 1) {
+        single_row_panels(p, bits, group, first, last);
+        return;
+    }
+    if (fits_16_bits(bits, group, p->table)) {
+        digits_panels(p, group, first, last);
+        return;
+    }
+    CALL_BY_KIND(NARROW_KINDS, quantized, p, bits, group, first, last)
 }
 
 int by_amx(const Rounding *how, int64_t rows) { return how->amx && rows >= how->amx; }

@@ -170,33 +170,56 @@ void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float 
 // one of int8.
 enum { DIGITS, TABLE, LESS, SMALL };
 
-// Calls PANELS(bits, meaning, group, ...) with these three as constants. Digits less 8 are a table in larger groups.
-// clang-format off
-#define SWITCH(BITS, GROUP, PANELS, PRODUCT, CASES_OF_DIGITS, ...)                                                     \
-    switch ((BITS) * 1000 + (GROUP)) {                                                                                 \
-    case 8016: PANELS(8, DIGITS, 16, __VA_ARGS__); break;                                                              \
-    case 8032: PANELS(8, DIGITS, 32, __VA_ARGS__); break;                                                              \
-    case 8064: PANELS(8, DIGITS, 64, __VA_ARGS__); break;                                                              \
-    case 8128: PANELS(8, DIGITS, 128, __VA_ARGS__); break;                                                             \
-    case 4064: if ((PRODUCT)->table) PANELS(4, TABLE, 64, __VA_ARGS__); else PANELS(4, DIGITS, 64, __VA_ARGS__); break; \
-    case 4128: if ((PRODUCT)->table) PANELS(4, TABLE, 128, __VA_ARGS__); else PANELS(4, DIGITS, 128, __VA_ARGS__); break; \
-    CASES_OF_DIGITS                                                                                                    \
+INLINE int meaning_of(const Product *p, int bits) {
+    if (bits != 4) return bits == 6 ? LESS : DIGITS;
+    return p->table ? TABLE : p->less ? LESS : DIGITS;
+}
+
+// Kinds of products, each as KIND(bits, meaning, group, ...). Digits less 8 are a table in larger groups.
+#define KINDS_OF_INT16(KIND, ...)                                                                                      \
+    KIND(8, DIGITS, 16, __VA_ARGS__)                                                                                   \
+    KIND(8, DIGITS, 32, __VA_ARGS__)                                                                                   \
+    KIND(8, DIGITS, 64, __VA_ARGS__)                                                                                   \
+    KIND(8, DIGITS, 128, __VA_ARGS__)                                                                                  \
+    KIND(4, TABLE, 32, __VA_ARGS__)                                                                                    \
+    KIND(4, TABLE, 64, __VA_ARGS__)                                                                                    \
+    KIND(4, TABLE, 128, __VA_ARGS__)                                                                                   \
+    KIND(4, DIGITS, 64, __VA_ARGS__)                                                                                   \
+    KIND(4, DIGITS, 128, __VA_ARGS__)
+// The same by AVX2, and what takes int8 as int16 there.
+#define NARROW_KINDS(KIND, ...)                                                                                        \
+    KINDS_OF_INT16(KIND, __VA_ARGS__)                                                                                  \
+    KIND(6, LESS, 16, __VA_ARGS__)                                                                                     \
+    KIND(4, TABLE, 16, __VA_ARGS__)
+#define KINDS_OF_SMALL_DIGITS(KIND, ...)                                                                               \
+    KIND(4, LESS, 16, __VA_ARGS__)                                                                                     \
+    KIND(4, LESS, 32, __VA_ARGS__)                                                                                     \
+    KIND(4, DIGITS, 16, __VA_ARGS__)                                                                                   \
+    KIND(4, DIGITS, 32, __VA_ARGS__)
+#define KINDS_OF_INT8(KIND, ...)                                                                                       \
+    KIND(6, LESS, 16, __VA_ARGS__)                                                                                     \
+    KIND(4, TABLE, 16, __VA_ARGS__)                                                                                    \
+    KIND(4, TABLE, 32, __VA_ARGS__)                                                                                    \
+    KINDS_OF_SMALL_DIGITS(KIND, __VA_ARGS__)
+#define ALL_KINDS(KIND, ...)                                                                                           \
+    NARROW_KINDS(KIND, __VA_ARGS__)                                                                                    \
+    KINDS_OF_SMALL_DIGITS(KIND, __VA_ARGS__)
+
+// Defines NAME_..., a function for each kind, which has PANELS(bits, meaning, group, p, first, last) with these three as
+// constants: in one function of them all the compiler would take twice as long.
+#define FUNCTIONS_OF(KINDS, NAME, PANELS) KINDS(FUNCTION_OF, NAME, PANELS)
+#define FUNCTION_OF(BITS, MEANS, GROUP, NAME, PANELS)                                                                  \
+    static __attribute__((noinline)) void NAME##_##BITS##_##MEANS##_##GROUP(const Product *p, int64_t first,           \
+                                                                            int64_t last) {                            \
+        PANELS(BITS, MEANS, GROUP, p, first, last);                                                                    \
     }
-#define BY_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                                     \
-    SWITCH(BITS, GROUP, PANELS, PRODUCT,                                                                               \
-    case 6016: PANELS(6, LESS, 16, __VA_ARGS__); break;                                                                \
-    case 4016: if ((PRODUCT)->table) PANELS(4, TABLE, 16, __VA_ARGS__);                                                \
-               else if ((PRODUCT)->less) PANELS(4, LESS, 16, __VA_ARGS__);                                             \
-               else PANELS(4, DIGITS, 16, __VA_ARGS__); break;                                                         \
-    case 4032: if ((PRODUCT)->table) PANELS(4, TABLE, 32, __VA_ARGS__);                                                \
-               else if ((PRODUCT)->less) PANELS(4, LESS, 32, __VA_ARGS__);                                             \
-               else PANELS(4, DIGITS, 32, __VA_ARGS__); break;, __VA_ARGS__)
-// The same of what takes int16; and, by AVX2, of what takes int8 as int16.
-#define BY_INT16_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                               \
-    SWITCH(BITS, GROUP, PANELS, PRODUCT, case 4032: PANELS(4, TABLE, 32, __VA_ARGS__); break;, __VA_ARGS__)
-#define BY_NARROW_KIND(PANELS, BITS, PRODUCT, GROUP, ...)                                                              \
-    SWITCH(BITS, GROUP, PANELS, PRODUCT,                                                                               \
-    case 6016: PANELS(6, LESS, 16, __VA_ARGS__); break;                                                                \
-    case 4016: PANELS(4, TABLE, 16, __VA_ARGS__); break;                                                               \
-    case 4032: PANELS(4, TABLE, 32, __VA_ARGS__); break;, __VA_ARGS__)
-// clang-format on
+
+// Calls the one of them that is for a product.
+#define CALL_BY_KIND(KINDS, NAME, P, BITS_OF_P, GROUP_OF_P, FIRST, LAST)                                               \
+    const int of_bits = BITS_OF_P, of_group = GROUP_OF_P, meaning = meaning_of(P, of_bits);                            \
+    KINDS(CALL_OF, NAME, P, FIRST, LAST)
+#define CALL_OF(BITS, MEANS, GROUP, NAME, P, FIRST, LAST)                                                              \
+    if (of_bits == BITS && meaning == MEANS && of_group == GROUP) {                                                    \
+        NAME##_##BITS##_##MEANS##_##GROUP(P, FIRST, LAST);                                                             \
+        return;                                                                                                        \
+    }

@@ -19,8 +19,10 @@ int wide_is_there(void) {
 
 #include "quantized_wide.h"
 
+FUNCTIONS_OF(KINDS_OF_INT16, wide_quantized, panels_that_mean)
+
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    BY_INT16_KIND(panels_that_mean, bits, p, group, p, first, last)
+    CALL_BY_KIND(KINDS_OF_INT16, wide_quantized, p, bits, group, first, last)
 }
 
 void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first,

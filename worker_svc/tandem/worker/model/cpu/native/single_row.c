@@ -107,6 +107,8 @@ INLINE void panels_of(const int bits, const int means, const int group, const Pr
     else panels_that_mean(bits, means, group, p, first, last);
 }
 
+FUNCTIONS_OF(ALL_KINDS, single_row, panels_of)
+
 void single_row_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    BY_KIND(panels_of, bits, p, group, p, first, last)
+    CALL_BY_KIND(ALL_KINDS, single_row, p, bits, group, first, last)
 }
