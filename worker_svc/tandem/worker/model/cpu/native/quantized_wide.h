@@ -68,7 +68,7 @@ INLINE __m512i table_of(const Product *p, const int means) {
 // Asks for the lines that begin among `bytes` of them, from number `first` on: by way of the `second` cache, or into the first
 // one, where a single row's are needed once.
 INLINE void ask_for_lines(const int rows, const int second, const uint8_t *ahead, int64_t first, int64_t bytes) {
-    for (int64_t i = (first + 63) / 64 * 64; i < first + bytes; i += 64) {
+    for (int64_t i = (first + 63) & ~(int64_t)63; i < first + bytes; i += 64) {
         const char *line = (const char *)ahead + i;
         if (second) _mm_prefetch(line, _MM_HINT_T1), _mm_prefetch(line - AGAIN, _MM_HINT_T1);
         else if (rows == 1) _mm_prefetch(line, _MM_HINT_NTA);
@@ -78,6 +78,8 @@ INLINE void ask_for_lines(const int rows, const int second, const uint8_t *ahead
 
 // Keeps the compiler from unpacking what comes later first, for which sums go to memory: 1.3 to 1.6 times the time.
 #define ADDED(SUM) __asm__("" : "+v"(SUM))
+// The same for a single row, and nothing is asked for before: lines that are asked for in bursts hold up those behind them.
+#define ADDED_HERE(SUM) __asm__ volatile("" : "+v"(SUM))
 
 // Adds one group to the sums of some rows. What is at `ahead` is asked for evenly: a core has so many misses in flight, and
 // is quickest with all of them all the time.
@@ -92,7 +94,8 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
             const __m512i b = four_inputs(bits, means, table, w + i / FOURS(bits) * each, i % FOURS(bits));
             for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
-                ADDED(sum[r]);
+                if (rows == 1) ADDED_HERE(sum[r]);
+                else ADDED(sum[r]);
             }
         }
         return;
@@ -105,6 +108,7 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
             for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_set1_epi32(x[pair * rows + r]), b);
                 if (rows > 1) ADDED(sum[r]);
+                else ADDED_HERE(sum[r]);
             }
         }
     }
@@ -129,9 +133,10 @@ INLINE __m512 sixteen(const int half, const void *numbers, int64_t at, __m512 un
     return multiples(raw, unit);
 }
 
-// Some rows and one panel, from `row` on; the groups from `first`, which begins a unit, to `last`.
+// Some rows and one panel, from `row` on; the groups from `first`, which begins a unit, to `last`. What is asked for comes by
+// way of the `second` cache, or not.
 INLINE void tile(const Product *p, const int rows, const int bits, const int means, const int group, int64_t panel,
-                 int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
+                 int64_t row, int64_t first, int64_t last, const uint8_t *ahead, const int second) {
     const int64_t columns = p->panels * PANEL, bytes = group * PANEL * bits / 8;
     const int64_t words = group / (AS_BYTES(bits, means, group) ? 4 : 2);
     const int64_t each = p->half == 3 ? UNIT / group : p->groups, units = (p->groups + each - 1) / each;
@@ -144,7 +149,6 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
     const void *const least_of = means == DIGITS ? p->least : 0;
     const int64_t constant = p->half == 0 ? 4 : p->half == 1 ? 2 : 1;  // bytes
     const uint8_t *soon = (const uint8_t *)p->scale + AHEAD / bytes * PANEL * constant;
-    const int second = by_second_cache() && last - first == p->groups;  // of a part, the next panel's is asked for
     float *out = p->out + row * columns + panel * PANEL;
     int64_t at = (p->per_channel ? panel : panel * p->groups + first) * PANEL;
     __m512 total[DIGIT_ROWS];
@@ -196,14 +200,21 @@ INLINE void panels_that_mean(const int bits, const int means, const int group, c
     const int64_t block = whole ? p->groups : BLOCK / group;
     for (int64_t start = 0; start < p->groups; start += block) {
         const int64_t end = start + block < p->groups ? start + block : p->groups;
+        const int second = by_second_cache() && end - start == p->groups;  // of a part, the next panel's is asked for
         for (int64_t panel = first; panel < last; panel++) {
             const uint8_t *ahead = whole ? p->weight + panel * p->groups * bytes + AHEAD
                                          : next_weights(p, bits, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, most);
 #define TILE(R)                                                                                                        \
-    case R: tile(p, R, bits, means, group, panel, row, start, end, ahead); break;
-                switch (rows) { TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) }
+    case R: tile(p, R, bits, means, group, panel, row, start, end, ahead, second); break;
+                switch (rows) {
+                case 1:  // asks without asking each time how
+                    if (second) tile(p, 1, bits, means, group, panel, row, start, end, ahead, 1);
+                    else tile(p, 1, bits, means, group, panel, row, start, end, ahead, 0);
+                    break;
+                    TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8)
+                }
                 if (AS_BYTES(bits, means, group)) switch (rows) {
                         TILE(9) TILE(10) TILE(11) TILE(12)
                     }
