@@ -62,7 +62,7 @@ class _ListeningCache(KVCache):
 def key_channels(model: Transformer, device: torch.device, dtype: torch.dtype, bos_id: int | None) -> list[KeyChannels]:
     """Computes how to normalize every layer's keys; takes `TOKENS` decode steps."""
     config = model.config
-    tokens = min(TOKENS, config.context_length - 1)
+    tokens = max(1, min(TOKENS, config.context_length - 1))
     page_size = 16
     pages = SEQUENCES * (tokens // page_size + 2)
     cache = _ListeningCache(CacheShape(config.cache_heads, pages, page_size, Plain(dtype)), device)
