@@ -370,3 +370,23 @@ def test_a_sink_takes_its_part_of_the_softmax_with_the_same_bits_in_any_company(
         (ours,) = scene.attend([(sequence, 0, sequence.length)])
         assert (ours - wanted).abs().max() < ERRORS[torch.float32]
     assert_same_bits(scene)
+
+
+@pytest.mark.parametrize("size", [20, 98, 100, 128, 192, 256])
+def test_torchs_attention_of_a_token_alone_has_the_bits_of_a_prefill(size: int) -> None:
+    """MKL computes products of few rows and many inputs in another order."""
+    kind = AttentionKind(0, KVHeads(1, size))
+    cache = KVCache(CacheShape((kind.heads,), 2, 16, Plain(torch.float32)), "cpu")
+    generator = torch.Generator().manual_seed(3)
+    k, v = (torch.randn(17, 1, size, generator=generator) for _ in range(2))
+    places = torch.arange(17)
+    cache.write(0, torch.stack([places // 16, places % 16]), k, v)
+    q = torch.randn(17, 2, size, generator=generator)
+    pages = np.arange(2)
+
+    def attended(rows: int) -> torch.Tensor:
+        plan = attention.AttentionPlan([Segment(0, rows, 17 - rows, pages)], cache, 2, kind)
+        return plan.attend(cache.keys[0], cache.values[0], q[17 - rows :], Scores(size**-0.5))[-1]
+
+    assert torch.equal(attended(1), attended(17))
+    assert torch.equal(attended(1), attended(5))

@@ -37,6 +37,7 @@ PREFILL_BLOCK = 16  # query tokens; larger blocks read a page less often and was
 SLAB_FLOATS = 1 << 20  # numbers in the largest operand of a slab: 4 MiB stay in a core's cache between two products
 ROW_MULTIPLE = 4  # rows of a matrix product come in multiples of this
 _TINY_PRODUCT = 400  # torch computes batched products of fewer multiplications than this in another order
+_INPUTS = 64  # MKL computes fewer than `ROW_MULTIPLE` rows for so many, of turned keys, in another order, too
 
 
 Positions = TypeVar("Positions", int, npt.NDArray[np.int64], npt.NDArray[np.int32])
@@ -115,7 +116,7 @@ class AttentionPlan:
         self._device = cache.device
         self._window = window
         smallest = -(-_TINY_PRODUCT // (shape.page_size * head_dim))
-        self._row_multiple = -(-max(smallest, 1) // ROW_MULTIPLE) * ROW_MULTIPLE
+        self._row_multiple = max(-(-smallest // ROW_MULTIPLE), -(-head_dim // _INPUTS)) * ROW_MULTIPLE
         self._tiles = cache.readers[kind.heads]
         decodes = [segment for segment in segments if segment.length == 1]
         prefills = [segment for segment in segments if segment.length > 1]
