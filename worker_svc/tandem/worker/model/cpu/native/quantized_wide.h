@@ -76,10 +76,11 @@ INLINE void ask_for_lines(const int rows, const int second, const uint8_t *ahead
     }
 }
 
-// Keeps the compiler from unpacking what comes later first, for which sums go to memory: 1.3 to 1.6 times the time.
-#define ADDED(SUM) __asm__("" : "+v"(SUM))
-// The same for a single row, and nothing is asked for before: lines that are asked for in bursts hold up those behind them.
-#define ADDED_HERE(SUM) __asm__ volatile("" : "+v"(SUM))
+// Keeps the compiler from unpacking what comes later first, for which sums go to memory: 1.3 to 1.6 times the time. Of a
+// single row nothing is asked for earlier either: lines that are asked for in bursts hold up what stands behind them.
+#define ADDED(ROWS, SUM)                                                                                               \
+    if (ROWS == 1) __asm__ volatile("" : "+v"(SUM));                                                                   \
+    else __asm__("" : "+v"(SUM))
 
 // Adds one group to the sums of some rows. What is at `ahead` is asked for evenly: a core has so many misses in flight, and
 // is quickest with all of them all the time.
@@ -94,8 +95,7 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
             const __m512i b = four_inputs(bits, means, table, w + i / FOURS(bits) * each, i % FOURS(bits));
             for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpbusd_epi32(sum[r], b, _mm512_set1_epi32(x[r]));
-                if (rows == 1) ADDED_HERE(sum[r]);
-                else ADDED(sum[r]);
+                ADDED(rows, sum[r]);
             }
         }
         return;
@@ -107,8 +107,7 @@ INLINE void group_sums(const int rows, const int bits, const int means, const in
             const __m512i b = two_inputs(bits, means, table, w, pair);
             for (int r = 0; r < rows; r++) {
                 sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_set1_epi32(x[pair * rows + r]), b);
-                if (rows > 1) ADDED(sum[r]);
-                else ADDED_HERE(sum[r]);
+                ADDED(rows, sum[r]);
             }
         }
     }
