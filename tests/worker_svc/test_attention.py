@@ -126,10 +126,12 @@ def compiled(kind: str) -> Iterator[None]:
         native.limit_bf16("amx")
         pytest.skip(f"no {more}: that is what serves")
     native.limit_bf16({"without AMX": "twos", "without bf16": "shifts"}.get(kind, "amx"))
+    native.allow_amx(not more)
     try:
         yield
     finally:
         native.limit_bf16("amx")
+        native.allow_amx(True)
         native.allow_wide_attention(True)
 
 
@@ -204,6 +206,29 @@ def test_few_queries_have_the_bits_of_many_over_stored_numbers(name: str, page_s
     dtype = getattr(torch, name) if plain else torch.float32
     stored = None if plain else kv_format(name, dtype)
     assert_same_bits(Scene(*layout, dtype, page_size, operations=NativeOperations(), stored=stored))
+
+
+# Heads of fewer and of more numbers than are added up at once, rows that fill the tiles and that do not, pages that
+# tiles fill once and twice.
+@pytest.mark.parametrize("layout", [(8, 2, 64), (7, 1, 128), (9, 1, 192), (24, 1, 576)], ids=str)
+@pytest.mark.parametrize("page_size", [64, 128])
+@pytest.mark.parametrize("name", ["int8", "int6"])
+def test_whole_numbers_have_the_same_bits_by_tiles_and_by_vectors(
+    name: str, page_size: int, layout: tuple[int, int, int]
+):
+    if not native.allow_amx(True) or not native.limit_bf16("shifts"):
+        pytest.skip("no AMX of whole numbers")
+    stored = kv_format(name, torch.float32)
+    scene = Scene(*layout, torch.float32, page_size, operations=NativeOperations(), stored=stored, window=99, cap=9.0)
+    parts = [(sequence, place, sequence.length) for sequence in scene.sequences for place in (0, sequence.length - 1)]
+    try:
+        by_tiles = scene.attend(parts)
+        native.allow_amx(False)
+        by_vectors = scene.attend(parts)
+    finally:
+        native.allow_amx(True)
+        native.limit_bf16("amx")
+    assert all(torch.equal(*both) for both in zip(by_tiles, by_vectors, strict=True))
 
 
 @pytest.mark.parametrize(("name", "heads"), [("fp8", 1), ("int8", 1), ("int8", 3), ("int8", 8)])

@@ -59,8 +59,9 @@ def allow_wide(allowed: bool) -> bool:
 
 
 def allow_amx(allowed: bool) -> bool:
-    """Whether several rows may be multiplied with quantized weights by AMX from now on, as they are at first; whether
-    the processor has it. For comparisons: the bits are the same."""
+    """Whether several rows may be multiplied with quantized weights by AMX from now on, and several queries with int8
+    and int6, as they are at first; whether the processor has it. For comparisons: the bits are the same, but those of
+    attention over int8 where the instructions of bf16 serve instead."""
     return bool(calls().tandem_allow_amx(allowed))
 
 

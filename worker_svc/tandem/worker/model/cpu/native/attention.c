@@ -406,13 +406,17 @@ int tandem_allow_wide_attention(int allowed) {
 // Queries of a head of keys from which int8 is quicker as bf16 (benchmarks/pages/long_contexts.md).
 #define TWOS_OF_INT8 3
 
-// The same, from which what is bf16, or becomes it, is multiplied by AMX: with fewer, a decode over a long context would take
-// longer.
+// The same, from which what is bf16, or becomes it, or is whole numbers, is multiplied by AMX: with fewer, a decode over a long
+// context would take longer.
 #define AMX_QUERIES 4
+
+INLINE int in_whole_tiles(const Attention *a) { return a->head_dim % 64 == 0 && a->page_size % 64 == 0; }
 
 // With AVX-512: the same way with any number of tokens, since the bits differ.
 static const Way *wide_way(const Attention *a) {
     const int codes = wide_twos_codes_are_there(), tiles = wide_amx_is_there() && a->group >= AMX_QUERIES;
+    const int of_digits = amx_of_digits_serves() && a->group >= AMX_QUERIES && in_whole_tiles(a);
+    const Way *digits = of_digits ? &wide_attention_amx_digits : &wide_attention_digits;
     switch (a->format) {
     case BF16:
         if (tiles) return &wide_attention_amx;
@@ -421,10 +425,9 @@ static const Way *wide_way(const Attention *a) {
         if (codes && tiles) return &wide_attention_amx_fp8;
         return codes ? &wide_attention_twos_fp8 : wide_fp8_is_there() ? &wide_attention : &narrow;
     case INT8:
-        if (codes && tiles) return &wide_attention_amx_int8;
-        if (codes && a->group >= TWOS_OF_INT8) return &wide_attention_twos_int8;
-        return &wide_attention_digits;
-    case INT6: return &wide_attention_digits;
+        if (codes && a->group >= TWOS_OF_INT8 && !of_digits) return &wide_attention_twos_int8;
+        return digits;
+    case INT6: return digits;
     case INT4:
         if (a->head_dim % 128 == 0) return &wide_attention_digits;
         return codes ? &wide_attention_twos_int4 : &wide_attention;

@@ -200,7 +200,7 @@ typedef struct {
 // instructions of bf16 (attention_wide_twos.h), of fewer bits with VBMI too; with AMX (attention_amx.h).
 extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8,
     wide_attention_twos_int4, wide_attention_twos_int8, wide_attention_amx, wide_attention_amx_fp8,
-    wide_attention_amx_int8;
+    wide_attention_amx_digits;
 int wide_fp8_is_there(void), wide_twos_is_there(void), wide_amx_is_there(void), wide_twos_codes_are_there(void);
 
 // clang-format off

@@ -43,13 +43,10 @@ ALONE static void amx_shape_of_few(int64_t rows) {
 
 // Sixteen scores of eight rows, [16, 8], become [rows, 16], rows `width` apart.
 INLINE void turn_eight(const float *from, float *s, int64_t width, int64_t rows) {
-    const __m512i upper = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
-    const __m512i lower = _mm512_add_epi32(upper, _mm512_set1_epi32(4));
     __m512i r[8];
     for (int i = 0; i < 8; i++) r[i] = _mm512_load_si512(from + 16 * i);
-    turn_lanes(8, r);
-    for (int i = 0; i < 8 && i < rows; i++)
-        _mm512_store_si512(s + i * width, _mm512_permutex2var_epi32(r[i % 4], i < 4 ? upper : lower, r[i % 4 + 4]));
+    turn_pairs(r);
+    for (int i = 0; i < 8 && i < rows; i++) _mm512_store_si512(s + i * width, r[i]);
 }
 
 // Scores [32, columns] of 32 keys, or of 16.

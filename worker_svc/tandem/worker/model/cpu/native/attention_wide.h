@@ -157,6 +157,47 @@ INLINE __mmask32 first_of(int64_t count) { return count >= 32 ? ~(__mmask32)0 : 
 OF_FOUR_VECTORS(wide_sums, add_ps)
 OF_FOUR_VECTORS(wide_maxima, max_ps)  // of what has no NaN
 
+// Of each four of `count` registers, the four words of each lane are turned.
+INLINE void turn_lanes(const int count, __m512i *r) {
+    for (int i = 0; i < count; i += 4) {
+        const __m512i ab = _mm512_unpacklo_epi32(r[i], r[i + 1]), more = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+        const __m512i cd = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]),
+                      others = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+        r[i] = _mm512_unpacklo_epi64(ab, cd), r[i + 1] = _mm512_unpackhi_epi64(ab, cd);
+        r[i + 2] = _mm512_unpacklo_epi64(more, others), r[i + 3] = _mm512_unpackhi_epi64(more, others);
+    }
+}
+
+// 16 registers of 16 words become those of the first, second, .. word of each.
+INLINE void turn(__m512i r[16]) {
+    __m512i t[16];
+    turn_lanes(16, r);
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+// Eight registers of two keys' eight words become those of 16 keys each.
+INLINE void turn_pairs(__m512i r[8]) {
+    const __m512i upper = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
+    const __m512i lower = _mm512_add_epi32(upper, _mm512_set1_epi32(4));
+    turn_lanes(8, r);
+    for (int i = 0; i < 4; i++) {
+        const __m512i first = r[i], second = r[i + 4];
+        r[i] = _mm512_permutex2var_epi32(first, upper, second);
+        r[i + 4] = _mm512_permutex2var_epi32(first, lower, second);
+    }
+}
+
 // As `exponential`.
 INLINE __m512 wide_exponential(__m512 x) {
     const __m512 least = _mm512_set1_ps(-87.3f), most = _mm512_set1_ps(88.37f), one = _mm512_set1_ps(1.0f);

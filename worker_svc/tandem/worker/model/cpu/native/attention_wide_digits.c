@@ -1,6 +1,7 @@
 // Attention over int8, int6 and int4 by AVX-512 with VNNI, in whole numbers: queries and weights are digits too, of 16
-// bits. Of int4 only vectors of whole 128 numbers; others become bf16 where that has instructions, or else fp32. int8 of
-// several queries a head of keys becomes bf16, too, where it can.
+// bits. Of int4 only vectors of whole 128 numbers; others become bf16 where that has instructions, or else fp32. Of
+// several queries a head of keys int8 and int6 are multiplied by tiles, where there are such (attention_amx_digits.c), with the
+// same bits; else int8 becomes bf16, too, where it can.
 //
 //     s   = a sum_g(k_g sum(Q K) + low_g sum(Q))    Q = round(q / a), a: one step a query and head
 //     o  += b_g sum(W V) + sum(p low_g)             W = round(p v_g / b_g), b: one step a page, of int4 and a group
@@ -29,14 +30,8 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #endif
 
-#include "attention_wide_base_two.h"
+#include "attention_wide_digits.h"
 
-#define UNIT 64   // numbers of a vector, that become a tile with those of three more
-#define SPAN 256  // numbers whose products are added up in whole numbers
-#define TILE 64   // bytes
-#define PLANES 2
-#define MOST_16                                                                                                        \
-    32600.0f    // of two signed bytes, which hold 127 * 257, and a little room for what rounding a quotient adds
 #define ROWS 2  // that are computed at once: their sums and what they are made of fill the registers
 
 // sum += a * b, of which a is unsigned. With the intrinsic, gcc 12 copies the sum before it and behind it.
@@ -74,67 +69,8 @@ INLINE void ask_constants(const int format, const int64_t d, const Soon *soon, i
         _mm_prefetch((const char *)soon->constants + line * TILE, _MM_HINT_T0);
 }
 
-INLINE int32_t zero_of(const int format) { return format == INT8 ? 128 : format == INT6 ? 32 : 0; }
-
 // Groups of 32 numbers whose constants may differ, in fours.
 INLINE int64_t sets_of(int64_t d) { return (d + 127) / 128; }
-
-// In which unit a number is, and which of its bytes: with int4 a unit has the even numbers of 128, or the odd ones, so
-// that a block has one group's; with int6 too, where vectors are whole 128 numbers, or else the even ones of 64 come first.
-INLINE int64_t turn_of(const int format, int64_t d) {
-    return format == INT8 ? 1 : format == INT6 && d % 128 ? UNIT : 2 * UNIT;
-}
-INLINE int64_t place_of(const int format, int64_t n, int64_t d) {
-    const int64_t stretch = turn_of(format, d);
-    return format == INT8 ? n : n / stretch * stretch + n % 2 * (stretch / 2) + n % stretch / 2;
-}
-
-// Units that are loaded at once: with int4 both, in the lower and the upper half of bytes.
-INLINE int64_t units_of(const int format) { return format == INT4 ? 2 : 1; }
-INLINE __m512i half_of(const int format, __m512i bytes, int64_t unit) {
-    if (format != INT4) return bytes;
-    return _mm512_and_si512(_mm512_srli_epi16(bytes, (unsigned)(unit % 2 * 4)), _mm512_set1_epi8(15));
-}
-
-// A unit of a vector from number i on, unsigned; 0 behind its end, if it has no `full` unit.
-INLINE __m512i unit_of(const int format, const int full, const uint8_t *from, int64_t i, int64_t d) {
-    if (format == INT8) {
-        const __mmask64 mask = full ? ~(__mmask64)0 : ((__mmask64)1 << (d - i)) - 1;
-        const __m512i raw = full ? _mm512_loadu_si512(from + i) : _mm512_maskz_loadu_epi8(mask, from + i);
-        return _mm512_xor_si512(raw, _mm512_set1_epi8((char)128));
-    }
-    if (format == INT4) return _mm512_loadu_si512(from + i / 2);
-    if (d % 128 == 0) {
-        // Bytes 2 n and 2 n + 1 of the lower halves have their upper two bits in byte n of the higher ones.
-        const __m512i lower = _mm512_loadu_si512(from + i / 128 * 64);
-        const __m512i upper = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(from + d / 2 + i / 128 * 32)));
-        const __m512i mask = _mm512_set1_epi8(0x30), low_mask = _mm512_set1_epi8(15);
-        __m512i twos;  // (a | b) & c, and then a | b & c
-        if (i % 128 == 0) {
-            twos = _mm512_ternarylogic_epi32(_mm512_slli_epi16(upper, 4), _mm512_slli_epi16(upper, 8), mask, 0xa8);
-            return _mm512_ternarylogic_epi32(twos, lower, low_mask, 0xf8);
-        }
-        twos = _mm512_ternarylogic_epi32(_mm512_slli_epi16(upper, 2), _mm512_slli_epi16(upper, 6), mask, 0xa8);
-        return _mm512_ternarylogic_epi32(twos, _mm512_srli_epi16(lower, 4), low_mask, 0xf8);
-    }
-    const __m512i shifts =
-        _mm512_setr_epi64(0, 0, 0, 0, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004);
-    const uint8_t *low = from + i / 2;
-    const __m256i packed =
-        full ? _mm256_loadu_si256((const __m256i *)low) : _mm256_maskz_loadu_epi8(first_of((d - i) / 2), low);
-    const __m512i fours = _mm512_srlv_epi16(_mm512_broadcast_i64x4(packed), shifts);
-    const uint8_t *high = from + d / 2 + i / 4;
-    const __m128i few =
-        full ? _mm_loadu_si128((const __m128i *)high) : _mm_maskz_loadu_epi8((__mmask16)first_of((d - i) / 4), high);
-    __m512i twos = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(few));
-    twos = _mm512_or_si512(twos, _mm512_slli_epi16(twos, 4));
-    // What both halves are shifted by: those of even numbers by four, the others by two.
-    const __m512i places =
-        _mm512_setr_epi64(0x0004000400040004, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004,
-                          0x0002000200020002, 0x0002000200020002, 0x0002000200020002, 0x0002000200020002);
-    twos = _mm512_and_si512(_mm512_sllv_epi16(twos, places), _mm512_set1_epi8(0x30));
-    return _mm512_ternarylogic_epi32(twos, fours, _mm512_set1_epi8(15), 0xf8);  // a | b & c
-}
 
 // The steps and lowest values of four vectors in four groups: lane 4 g + n is that of vector n in group 4 `set` + g.
 INLINE void four_constants(const float *from, const int64_t apart[4], int64_t d, int64_t set, __m512 to[2]) {
@@ -162,42 +98,6 @@ INLINE void keep_constants(const float *from, const int64_t apart[4], int64_t d,
         four_constants(from, apart, d, set, both);
         _mm512_store_ps(to, both[0]), _mm512_store_ps(to + 16, both[1]);
     }
-}
-
-// Four vectors' units become four tiles: of keys, lane 4 i + n of tile t has the bytes 16 i + 4 t to 16 i + 4 t + 3 of key
-// n; of values, byte 16 i + 4 t + n of each.
-INLINE void four_tiles(const int format, const int which, const int full, const uint8_t *from, const int64_t apart[4],
-                       int64_t i, int64_t d, __m512i to[4]) {
-    __m512i x[4];
-    for (int n = 0; n < 4; n++) x[n] = unit_of(format, full, from + apart[n], i, d);
-    if (which) {
-        const __m512i ab = _mm512_unpacklo_epi8(x[0], x[1]), cd = _mm512_unpacklo_epi8(x[2], x[3]);
-        const __m512i more = _mm512_unpackhi_epi8(x[0], x[1]), others = _mm512_unpackhi_epi8(x[2], x[3]);
-        to[0] = _mm512_unpacklo_epi16(ab, cd), to[1] = _mm512_unpackhi_epi16(ab, cd);
-        to[2] = _mm512_unpacklo_epi16(more, others), to[3] = _mm512_unpackhi_epi16(more, others);
-    } else {
-        const __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
-        const __m512i more = _mm512_unpackhi_epi32(x[0], x[1]), others = _mm512_unpackhi_epi32(x[2], x[3]);
-        to[0] = _mm512_unpacklo_epi64(ab, cd), to[1] = _mm512_unpackhi_epi64(ab, cd);
-        to[2] = _mm512_unpacklo_epi64(more, others), to[3] = _mm512_unpackhi_epi64(more, others);
-    }
-}
-
-// How far four vectors lie from the first of them, of what is `length` long; behind the last one comes that again.
-INLINE void lay_apart(int64_t length, int64_t left, int64_t apart[4]) {
-    for (int64_t n = 0; n < 4; n++) apart[n] = (n < left ? n : left > 0 ? left - 1 : 0) * length;
-}
-
-// Where four vectors lie, from number 4 `four` on, of `left` that are there, `all` of the four or not; behind the last one
-// comes that again. Returns the number of the first.
-INLINE int64_t four_of(const int all, int64_t length, int64_t four, int64_t left, int64_t apart[4]) {
-    if (all) {
-        for (int64_t n = 0; n < 4; n++) apart[n] = n * length;
-        return 4 * four;
-    }
-    const int64_t at = 4 * four < left ? 4 * four : left - 1;
-    lay_apart(length, left - at, apart);
-    return at;
 }
 
 // Four keys' tiles, the first of which goes to `to` and the one of the next t four further; their constants [set][2][16].
@@ -229,22 +129,6 @@ INLINE void make_16_key_tiles(const int format, const int64_t d, const Attention
     }
 }
 
-// What is known of a row's query: planes [plane][whole units], and behind them what their sums add up to, of each group
-// as floats, or of each span as whole numbers, times ZERO.
-typedef struct {
-    const int8_t *planes;
-    const float *group_sums;
-    const int32_t *span_sums;
-} Query;
-
-INLINE int8_t *planes_of(const Piece *of, int64_t row, int64_t d) { return (int8_t *)of->few_q + row * 4 * wide_of(d); }
-
-INLINE Query query_of(const Piece *of, int64_t row, int64_t d) {
-    const int8_t *planes = planes_of(of, row, d), *sums = planes + PLANES * wide_of(d);
-    const Query query = {planes, (const float *)sums, (const int32_t *)sums};
-    return query;
-}
-
 // 16 keys: their tiles, [unit][t][4 keys], and constants, [4 keys][set][2][16]; or of few rows the keys themselves, of
 // which `left` are there.
 typedef struct {
@@ -272,11 +156,6 @@ INLINE void multiply_tiles(const int rows, const Query *queries, int64_t wide, i
 #undef TURN
 }
 
-// What planes add up to: the second is 256 times the first.
-INLINE __m512i joined_planes(__m512i first, __m512i second) {
-    return _mm512_add_epi32(_mm512_slli_epi32(second, 8), first);
-}
-
 // The sums of the blocks of four vectors, beside each other.
 #define SUMS_OF_BLOCKS(NAME, TYPE, SHUFFLE, ADD)                                                                       \
     INLINE TYPE NAME(const TYPE x[4]) {                                                                                \
@@ -285,10 +164,10 @@ INLINE __m512i joined_planes(__m512i first, __m512i second) {
         return ADD(SHUFFLE(ab, cd, 0x88), SHUFFLE(ab, cd, 0xdd));                                                      \
     }
 SUMS_OF_BLOCKS(whole_sums, __m512i, _mm512_shuffle_i32x4, _mm512_add_epi32)
-SUMS_OF_BLOCKS(float_sums, __m512, _mm512_shuffle_f32x4, _mm512_add_ps)
+    SUMS_OF_BLOCKS(float_sums, __m512, _mm512_shuffle_f32x4, _mm512_add_ps)
 
-// The sums of each block of four vectors, beside each other as those of tiles.
-INLINE __m512i sums_in_blocks(const __m512i x[4]) {
+    // The sums of each block of four vectors, beside each other as those of tiles.
+    INLINE __m512i sums_in_blocks(const __m512i x[4]) {
     const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
     const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
     return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
@@ -396,41 +275,6 @@ INLINE void score_16(const int format, const int64_t d, const int few, const int
         else scores[r] = _mm512_mul_ps(scores[r], _mm512_maskz_loadu_ps(some, k_scale));
         _mm512_store_ps(s + r * width, _mm512_mul_ps(scores[r], step));
     }
-}
-
-// Weights of a page times the values' scales, of 1 or 2 rows: words [width] or planes [2][width] of 16 bits, `each` bytes
-// from row to row; their steps, and the sums of all.
-INLINE void weights_of_16_bits(const int words, const int rows, const float *s, int64_t keys, int64_t width,
-                               const float *v_scale, int8_t *to, int64_t each, float *steps, int32_t *sums) {
-    __m512 most[2], scaled[2][16];
-    __m512i all[2];
-    __mmask16 broken[2] = {0, 0};
-    for (int r = 0; r < rows; r++) most[r] = _mm512_setzero_ps(), all[r] = _mm512_setzero_si512();
-    for (int64_t i = 0; i < keys; i += 16) {
-        const __m512 scale = _mm512_maskz_loadu_ps((__mmask16)first_of(keys - i), v_scale + i);
-        for (int r = 0; r < rows; r++) {
-            const __m512 weight = _mm512_load_ps(s + r * width + i);
-            const __mmask16 weighs = _mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-            const __m512 now = _mm512_maskz_mul_ps(weighs, weight, scale);
-            most[r] = _mm512_max_ps(now, most[r]);
-            broken[r] |= _mm512_cmp_ps_mask(now, now, _CMP_UNORD_Q);
-            scaled[r][i / 16] = now;
-        }
-    }
-    for (int r = 0; r < rows; r++) steps[r] = broken[r] ? NAN : at_least_tiny(_mm512_reduce_max_ps(most[r]) / MOST_16);
-    for (int64_t i = 0; i < keys; i += 16)
-        for (int r = 0; r < rows; r++) {
-            const __m512i v = _mm512_cvtps_epi32(_mm512_div_ps(scaled[r][i / 16], _mm512_set1_ps(steps[r])));
-            all[r] = _mm512_add_epi32(all[r], v);
-            if (words) {
-                _mm256_store_si256((__m256i *)(to + r * each + 2 * i), _mm512_cvtepi32_epi16(v));
-                continue;
-            }
-            const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
-            _mm_store_si128((__m128i *)(to + r * each + i), _mm512_cvtepi32_epi8(v));
-            _mm_store_si128((__m128i *)(to + r * each + width + i), _mm512_cvtepi32_epi8(high));
-        }
-    for (int r = 0; r < rows; r++) sums[r] = _mm512_reduce_add_epi32(all[r]);
 }
 
 // The same of int4: [set][4 values], byte n of dword p in block g being plane p of value n in group g, or word n of block g
@@ -674,7 +518,7 @@ static float wide_attention_planes(const int format, const float *q, int64_t d, 
     return step;
 }
 
-static void wide_attention_begin_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
+void wide_attention_begin_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *to) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
     const __m256 scale = _mm256_set1_ps(a->scale * (a->cap > 0 ? 1 : LOG2_E));
     for (int64_t row = 0; row < rows; row++) {
@@ -841,7 +685,7 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
     way->sums(a, s, rows, width, first, keys, rest, of->sums.o, &soon);
 }
 
-static void wide_attention_end_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
+void wide_attention_end_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
     const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
     // Numbers whose places are a stretch, of which the even ones come first.
     const int64_t stretch = a->format == INT8 ? 16 : turn_of(a->format, d);

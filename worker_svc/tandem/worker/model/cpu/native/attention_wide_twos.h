@@ -533,35 +533,6 @@ INLINE void score_few(const int rows, const int beside, const uint32_t *q, const
     }
 }
 
-// Of each four of `count` registers, the four words of each lane are turned.
-INLINE void turn_lanes(const int count, __m512i *r) {
-    for (int i = 0; i < count; i += 4) {
-        const __m512i ab = _mm512_unpacklo_epi32(r[i], r[i + 1]), more = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-        const __m512i cd = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]),
-                      others = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-        r[i] = _mm512_unpacklo_epi64(ab, cd), r[i + 1] = _mm512_unpackhi_epi64(ab, cd);
-        r[i + 2] = _mm512_unpacklo_epi64(more, others), r[i + 3] = _mm512_unpackhi_epi64(more, others);
-    }
-}
-
-// 16 registers of 16 twos become those of 16 keys each.
-INLINE void turn(__m512i r[16]) {
-    __m512i t[16];
-    turn_lanes(16, r);
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
 // k [keys, units] becomes [units, 16 twos, TURNED keys, 2] for each TURNED keys. For four lines that are loaded, here and in
 // `pair_values`, three are asked for: products ask for the others (attention_amx.h).
 INLINE void turn_keys(const __m512i *k, int64_t keys, int64_t units, uint32_t *to, Soon *soon) {

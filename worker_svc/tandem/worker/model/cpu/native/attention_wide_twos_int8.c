@@ -1,7 +1,7 @@
 // Attention over int8 by the instructions of bf16 (attention_wide_twos.h), and by VBMI, which looks up 64 bytes in a table
-// of 128 at once: of three queries a head of keys and more. Of fewer, whole numbers are quicker (attention_wide_digits.c).
+// of 128 at once: of three queries a head of keys and more. Of fewer, whole numbers are quicker (attention_wide_digits.c);
+// of more, where there is AMX, too (attention_amx_digits.c).
 
-#include "amx.h"
 #include "attention.h"
 #include "byte_tables.h"
 
@@ -22,18 +22,6 @@ BYTE_TABLES_OF(TABLES, NUMBER_OF)
 #include "attention_wide_twos.h"
 
 const Way wide_attention_twos_int8 = WAY_OF_TWOS;
-
-#ifdef __clang__
-#pragma clang attribute pop
-#pragma clang attribute push(                                                                                          \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi,amx-tile,amx-bf16"))),  \
-    apply_to = function)
-#elif defined(WITH_AMX)
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi,amx-tile,amx-bf16")
-#endif
-
-#define WAY_OF_TILES wide_attention_amx_int8
-#include "attention_amx.h"
 
 #ifdef __clang__
 #pragma clang attribute pop

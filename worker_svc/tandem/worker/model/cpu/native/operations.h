@@ -35,8 +35,9 @@ void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float
 void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
                            int64_t rows, int64_t k, int64_t panels, int threads);
 int tandem_wide_serves(void);
-int twos_serve(void);  // whether vdpbf16ps is there and may be used
-int amx_serves(void);  // the same of tiles of bf16
+int twos_serve(void);            // whether vdpbf16ps is there and may be used
+int amx_serves(void);            // the same of tiles of bf16
+int amx_of_digits_serves(void);  // of those of whole numbers, whose bits are those without them
 void tandem_wide_product(int kind, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
                          int64_t outputs, int threads);
 void tandem_float_product(const float *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t outputs,
