@@ -9,6 +9,8 @@
     floor      the same messages through a bare grpc.aio echo, which is what the transport alone costs
     cache      the last turn of a 20-turn conversation, beside encoding it whole
     load       seconds until a Llama 3 vocabulary is there
+    chat       EncodeChat of a question by published templates: the service's CPU a call, its renderers included, and
+               what transformers takes to render the same, which keeps what it has compiled, too
     health     the longest that a health probe waited while hostile inputs were served
 
     python benchmarks/tokenizer.py [--data ../shared/data] [--rounds 20]
@@ -45,6 +47,7 @@ import tokenizers
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sentencepiece import SentencePieceProcessor
 from tiktoken.load import load_tiktoken_bpe
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from benchmarks.machine import add_output_flags, save
 from tandem.client.deadline import Deadline
@@ -465,6 +468,39 @@ async def measure_small(data: Path, corpus: str, rounds: int) -> dict[str, objec
     return result
 
 
+async def measure_chat(data: Path, rounds: int) -> dict[str, object]:
+    """Templates of models, one after the other as if there were only one: its renderers have each compiled."""
+    turns = [("system", "You are a helpful assistant."), ("user", "What is the capital of France?")]
+    messages = [pb.ChatMessage(role=role, content=text) for role, text in turns]
+    plain = [{"role": role, "content": text} for role, text in turns]
+    result: dict[str, object] = {}
+    async with service(f"--tokenizer={data}/formats/llama3", "--caller-template-renderers=1") as (stub, process, _):
+
+        def cpu() -> float:
+            return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
+
+        for name in ("meta-llama-Llama-3.3-70B-Instruct", "Qwen-Qwen2.5-7B-Instruct", "google-gemma-2-2b-it"):
+            template = (data / f"chat/templates/{name}.jinja").read_text(encoding="utf-8")
+            used = plain[1:] if "gemma" in name else plain
+            request = pb.EncodeChatRequest(messages=messages[-len(used) :], chat_template=template)
+            await stub.EncodeChat(request)
+            latencies, before = [], cpu()
+            for _ in range(20 * rounds):
+                began = time.perf_counter()
+                await stub.EncodeChat(request)
+                latencies.append(time.perf_counter() - began)
+            ours = (cpu() - before) / (20 * rounds)
+            before = time.process_time()
+            for _ in range(20 * rounds):
+                render_jinja_template([used], chat_template=template, add_generation_prompt=True, bos_token="<s>")
+            result[name] = {
+                "milliseconds": statistics.median(latencies) * 1e3,
+                "cpu_milliseconds": ours * 1e3,
+                "transformers_cpu_milliseconds": (time.process_time() - before) / (20 * rounds) * 1e3,
+            }
+    return result
+
+
 async def echo() -> None:
     async def stream(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
         async for request in requests:
@@ -595,6 +631,7 @@ async def main() -> None:
         "small": lambda: measure_small(data, corpus, options.rounds),
         "cache": lambda: measure_cache(ours, corpus, options.rounds),
         "load": lambda: measure_load(data, options.rounds),
+        "chat": lambda: measure_chat(data, options.rounds),
         "health": lambda: measure_health(data),
     }
     results = {name: await part() for name, part in parts.items() if options.only is None or name in options.only}

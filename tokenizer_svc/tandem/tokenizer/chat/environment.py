@@ -46,7 +46,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset("%")
 
     def __init__(self, texts: Texts) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], optimized=False)
         self.texts = texts
         self.traced, self.safe = texts.traced, texts.safe
         for name in _FILTERS_OF_PLAIN_TEXT:
@@ -140,7 +140,13 @@ def _passed(function: Callable[..., Any]) -> int:
 
 
 class _CodeGenerator(CodeGenerator):
-    """Compiles what Jinja leaves to Python's own operators and types."""
+    """Compiles what Jinja leaves to Python's own operators and types, and computes nothing beforehand: the code serves
+    other renderings too, which have characters of their own."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.traced(")

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError
 
+from tandem.tokenizer.chat.compiled import CompiledTemplates
 from tandem.tokenizer.chat.environment import ChatEnvironment, ConversationRefusedError
 from tandem.tokenizer.chat.origin import Alphabet, Origin
 from tandem.tokenizer.chat.render_error import RenderError
@@ -23,6 +24,8 @@ from tandem.tokenizer.chat.traced import Texts
 # they count as the template's own words. Any other role is the caller's.
 ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function", "ipython", "model", "observation"))
 _NAMES_OF_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+_TEMPLATES = CompiledTemplates()
 
 
 class _RefusedError(RenderError):
@@ -88,10 +91,8 @@ def _render(request: Mapping[str, Any], max_characters: int, *, in_parts: bool) 
 def _text(request: Mapping[str, Any], max_characters: int, texts: Texts, in_parts: bool) -> str:
     """Returns the rendered text in private characters."""
     environment = ChatEnvironment(texts)
-    tree = environment.parse(request["template"])
-    for constant in tree.find_all(nodes.Const):
-        if isinstance(constant.value, str):  # which escapes may have written
-            texts.alphabet.forbid(constant.value)
+    compiled = _TEMPLATES.compiled(request["template"])
+    texts.alphabet.forbid(compiled.constants)
     variables = {
         **request["special_tokens"],
         "documents": None,
@@ -107,7 +108,8 @@ def _text(request: Mapping[str, Any], max_characters: int, texts: Texts, in_part
     random.seed(0)  # the same request gives the same text, whatever the template draws
     parts: list[str] = []
     length = 0
-    for part in environment.from_string(tree).generate(**variables):
+    template = Template.from_code(environment, compiled.code, environment.make_globals(None))
+    for part in template.generate(**variables):
         length += len(part)
         if length > max_characters:
             raise RenderError(f"the rendered text is longer than {max_characters} characters")
