@@ -285,14 +285,6 @@ INLINE void add_unit(const int8_t *planes, int64_t rows, int64_t keys, int64_t w
     }
 }
 
-// o [rows, wide] += weights' planes times a page's values.
-INLINE void all_sums(const Attention *a, const int8_t *planes, const float *steps, int64_t rows, int64_t width,
-                     int64_t keys, const char *tiles, float *o, Pace *pace) {
-    const int64_t wide = wide_of(a->head_dim);
-    for (int64_t i = 0; i < a->value_dim; i += UNIT, tiles += whole(keys, 64) * UNIT)
-        add_unit(planes, rows, keys, width, tiles, steps, o + i, wide, pace);
-}
-
 // How scores are computed: what is known while it is compiled stays in registers.
 #define SCORES                                                                                                         \
     const Attention *a, const Piece *of, int64_t rows, int64_t first, int64_t keys, char *tiles, char *made, float *s, \
@@ -311,9 +303,12 @@ BY_SIZE(int6, INT6)
 #define NAMED_BY_SIZE(NAME) {amx_scores_##NAME##_any, amx_scores_##NAME##_64, amx_scores_##NAME##_128}
 static void (*const SCORES_OF[INT6 + 1][3])(SCORES) = {[INT8] = NAMED_BY_SIZE(int8), [INT6] = NAMED_BY_SIZE(int6)};
 
+// o [rows, wide] += weights' planes times a page's values.
 ALONE static void amx_sums_of_digits(const Attention *a, const int8_t *planes, const float *steps, int64_t rows,
                                      int64_t width, int64_t keys, const char *tiles, float *o, Pace *pace) {
-    all_sums(a, planes, steps, rows, width, keys, tiles, o, pace);
+    const int64_t wide = wide_of(a->head_dim);
+    for (int64_t i = 0; i < a->value_dim; i += UNIT, tiles += whole(keys, 64) * UNIT)
+        add_unit(planes, rows, keys, width, tiles, steps, o + i, wide, pace);
 }
 
 static __attribute__((noinline)) void wide_attention_amx_digits_weigh(const Attention *a, const int32_t *block,
