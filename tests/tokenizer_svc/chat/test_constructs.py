@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
+from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tandem.tokenizer.chat import environment
 from tandem.tokenizer.chat.origin import Origin
 from tandem.tokenizer.chat.render_error import RenderError
 from tandem.tokenizer.chat.template import render
@@ -202,6 +206,20 @@ def theirs(template: str, text: str) -> str | None:
     return found
 
 
+@pytest.fixture
+def _still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between ours and theirs a second may begin, which `strftime_now` shows."""
+
+    class Still(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Self:
+            return cls(2026, 2, 3, 4, 5, 6, tzinfo=tz)
+
+    monkeypatch.setattr(environment, "datetime", SimpleNamespace(datetime=Still))
+    monkeypatch.setattr(chat_template_utils, "datetime", Still)
+
+
+@pytest.mark.usefixtures("_still_clock")
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operations_on_text_however_it_came_about_give_what_transformers_gives(operation: str) -> None:
     for forms in (FORMS, MIXED):
