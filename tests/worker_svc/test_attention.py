@@ -231,6 +231,24 @@ def test_whole_numbers_have_the_same_bits_by_tiles_and_by_vectors(
     assert all(torch.equal(*both) for both in zip(by_tiles, by_vectors, strict=True))
 
 
+@pytest.mark.parametrize("name", ["int8", "int6", "bfloat16"])
+def test_how_weights_are_multiplied_has_no_say_in_attention(name: str):
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    plain = name == "bfloat16"
+    stored = None if plain else kv_format(name, torch.float32)
+    dtype = torch.bfloat16 if plain else torch.float32
+    scene = Scene(8, 2, 64, dtype, 64, operations=NativeOperations(), stored=stored)
+    parts = [(sequence, 0, sequence.length) for sequence in scene.sequences]
+    expected = scene.attend(parts)
+    native.allow_wide(False)
+    try:
+        found = scene.attend(parts)
+    finally:
+        native.allow_wide(True)
+    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize(("name", "heads"), [("fp8", 1), ("int8", 1), ("int8", 3), ("int8", 8)])
 @pytest.mark.usefixtures("kind")
 def test_every_number_of_8_bits_is_read_as_torch_reads_it(name: str, heads: int):

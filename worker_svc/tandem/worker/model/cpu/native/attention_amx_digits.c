@@ -218,15 +218,14 @@ INLINE void weigh(const int rows, float *s, int64_t apart, int64_t keys, float *
         for (int r = 0; r < rows; r++) {
             float *here = s + r * apart + i;
             const __m512 weight = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
-            const __mmask16 weighs = _mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-            const __m512 scaled = _mm512_maskz_mul_ps(weighs, weight, scale);
+            const __m512 scaled = _mm512_maskz_mul_ps(that_weigh(weight), weight, scale);
             sum[r] = _mm512_add_ps(sum[r], weight);
             largest[r] = _mm512_max_epu32(_mm512_castps_si512(scaled), largest[r]);
             _mm512_store_ps(here, scaled);
         }
     }
     for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
-    const __m128 tiny = _mm_set1_ps(1.17549435e-38f);  // NaN stays
+    const __m128 tiny = _mm_set1_ps(TINY);  // NaN stays
     const __m128 step = _mm_max_ps(tiny, _mm_div_ps(largest_of_4(largest), _mm_set1_ps(MOST_16)));
     _mm_mask_storeu_ps(steps, (__mmask8)((1 << rows) - 1), step);
     _mm_store_ps(inverse, _mm_div_ps(_mm_set1_ps(1), step));

@@ -60,6 +60,9 @@ INLINE void weigh_plain(const int rows, float *s, int64_t apart, int64_t width, 
     for (int r = 0; r < rows; r++) _mm512_store_ps(l + r * LANES, sum[r]);
 }
 
+// Which of 16 weights weigh anything, or are NaN: what does not adds nothing, whatever it is multiplied by.
+INLINE __mmask16 that_weigh(__m512 weights) { return _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
+
 // All rows of a block, whose weights take `BYTES` a key. What a row does not see of the page at `start` weighs nothing.
 #define WEIGH_ROWS(WEIGH, BYTES)                                                                                       \
     for (int64_t row = 0; row < rows;) {                                                                               \

@@ -201,7 +201,6 @@ INLINE Constants constants_at(const Attention *a, const int64_t d, int64_t first
 }
 
 // Weights times the steps of 16 values; what is not seen weighs nothing, whatever its step is.
-INLINE __mmask16 that_weigh(__m512 weights) { return _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
 INLINE __m512 by_steps(__m512 weights, const float *steps) {
     return _mm512_maskz_mul_ps(that_weigh(weights), weights, _mm512_load_ps(steps));
 }

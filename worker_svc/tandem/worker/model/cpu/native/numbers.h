@@ -64,7 +64,8 @@ INLINE __m256 range(const float *from, int64_t count, float *most) {
     return _mm256_set1_ps(NAN);
 }
 
-INLINE float at_least_tiny(float scale) { return scale < 1.17549435e-38f ? 1.17549435e-38f : scale; }  // NaN stays
+#define TINY 1.17549435e-38f                                                     // the least number with all its digits
+INLINE float at_least_tiny(float scale) { return scale < TINY ? TINY : scale; }  // NaN stays
 
 // One of `steps` from zero to the largest of `count` numbers.
 INLINE float step_of(const float *from, int64_t count, float steps) {

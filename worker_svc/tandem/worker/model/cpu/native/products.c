@@ -43,14 +43,14 @@ int tandem_allow_amx(int allowed) {
     return wide_is_there() && amx_is_there(AMX_INT8);
 }
 
-int amx_of_digits_serves(void) { return amx_allowed && wide_allowed && wide_is_there() && amx_is_there(AMX_INT8); }
+int amx_of_digits_serves(void) { return amx_allowed && wide_is_there() && amx_is_there(AMX_INT8); }
 
 // ---------------------------------------------------------------------------------------------------- activations
 
 // Rows from which on a product is quicker by AMX than by VNNI, 0: never. Its tiles have 64 inputs, and what is done with a
 // group's sums takes as long as several of them.
 static int amx_rows(int bits, const int16_t *table, int64_t group, int int16) {
-    if (!amx_of_digits_serves() || bits == 6 || group < 32 || (table && !of_bytes(table))) return 0;
+    if (!wide_allowed || !amx_of_digits_serves() || bits == 6 || group < 32 || (table && !of_bytes(table))) return 0;
     return int16 && group > 32 ? 6 : 24;
 }
 
