@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 # Two spinning OpenMP threads on two busy cores cost a factor of ten: one thread a process, before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,18 +52,35 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 EXHAUSTIVE = REPOSITORY / "tests" / "exhaustive.txt"
 
 
-def exhaustive_tests() -> tuple[str, ...]:
-    """The beginnings of the names of tests that the suite leaves out."""
-    return tuple(line for line in EXHAUSTIVE.read_text().splitlines() if not line.startswith("#"))
+class LeftOut(NamedTuple):
+    """Tests that the suite leaves out: those that begin so, but one in `share` of them, or all where that is 0."""
+
+    beginning: str
+    share: int
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether this test is one of them: which one stays is drawn of its name, so always the same one."""
+        return name.startswith(self.beginning) and (not self.share or crc32(name.encode()) % self.share != 0)
+
+
+def exhaustive_tests() -> tuple[LeftOut, ...]:
+    """What the suite leaves out."""
+    lines = [line for line in EXHAUSTIVE.read_text().splitlines() if not line.startswith("#")]
+    shares = [re.match(r"but 1 in (\d+): ", line) for line in lines]
+    return tuple(
+        LeftOut(line[share.end() :], int(share[1])) if share else LeftOut(line, 0)
+        for line, share in zip(lines, shares, strict=True)
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = exhaustive_tests()
+    beginnings = tuple(left.beginning for left in left_out)
     for item in items:
         if " object at 0x" in item.nodeid:  # which processes that share the suite would not agree on
             raise pytest.UsageError(f"{item.nodeid} is no name to find a test by: give its values ids")
-        if item.nodeid.startswith(left_out):
+        if item.nodeid.startswith(beginnings) and any(left.leaves_out(item.nodeid) for left in left_out):
             item.add_marker(pytest.mark.exhaustive)
     if hasattr(config, "workerinput"):  # of several processes, none shall be left with a long module at the end
         tests = Counter(item.path for item in items)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from tests.conftest import exhaustive_tests
+from tests.conftest import LeftOut, exhaustive_tests
 
 
 def test_no_property_is_judged_by_a_clock(repository: Path) -> None:
@@ -19,6 +19,17 @@ def test_no_property_is_judged_by_a_clock(repository: Path) -> None:
 
 
 def test_what_the_suite_leaves_out_is_there(repository: Path) -> None:
-    for name in exhaustive_tests():
-        file, _, test = name.partition("::")
-        assert f"def {test.partition('[')[0]}(" in (repository / file).read_text(), name
+    for left in exhaustive_tests():
+        file, _, test = left.beginning.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (repository / file).read_text(), left.beginning
+
+
+def test_of_a_long_row_of_cases_the_suite_has_its_share() -> None:
+    left = LeftOut("tests/a.py::test_it[", 4)
+    cases = [f"tests/a.py::test_it[{size}-{kind}]" for size in range(100) for kind in ("one", "other")]
+    stay = [case for case in cases if not left.leaves_out(case)]
+    assert 30 <= len(stay) <= 70
+    for kind in ("one", "other"):  # cases that come by turns are not left out by turns
+        assert sum(kind in case for case in stay) >= 12
+    assert not left.leaves_out("tests/b.py::test_it[3-one]")
+    assert all(LeftOut("tests/a.py::test_it[", 0).leaves_out(case) for case in cases)
