@@ -47,7 +47,7 @@ INLINE int64_t share_of(int64_t *left, int64_t places, int64_t each) {
 }
 
 INLINE Pace pace_of(const Attention *a, int64_t after, int64_t rows, int64_t keys) {
-    const Asks asks = asked_in_four(a, after, rows);
+    const Asks asks = asked_in_four(a, after);
     const int64_t parts = whole(keys, 64) / 64, eights = whole(rows, EIGHT) / EIGHT;
     const int64_t units = a->head_dim / UNIT, units_of_values = whole(a->value_dim, UNIT) / UNIT;
     const int64_t once = 4 * parts * (eights * (units + units_of_values) + units_of_values);

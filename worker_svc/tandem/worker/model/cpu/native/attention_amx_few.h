@@ -7,7 +7,7 @@
 // Memory is the limit, so that a core must have as many lines on their way as it can wait for, at all times. What comes next
 // is asked for in four places at once, of which each is another 4 KiB that the processor goes on reading ahead by itself, and
 // nearly evenly over the time that all takes: a line asked for while others wait holds up what stands behind it. While values
-// become pairs, which reads the second cache as quickly as it can be read, nothing is asked for
+// of up to 64 numbers of bf16 become pairs, which reads the second cache as quickly as it can be read, nothing is asked for
 // (benchmarks/pages/long_contexts.md).
 //
 // A part of attention_amx.h.
@@ -20,6 +20,18 @@ ALONE static void amx_release(void) { _tile_release(); }
 INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, int may_stay, __m512i *made) {
     if (!IN_CODES && may_stay && d % UNIT == 0 && (uintptr_t)numbers % sizeof(__m512i) == 0) return numbers;
     make_twos(numbers, keys, d, made);
+    return made;
+}
+
+#define KEYS_A_TURN 8
+
+// Codes become units; meanwhile what comes next is asked for.
+INLINE const __m512i *units_of_codes(const void *codes, int64_t keys, int64_t d, __m512i *made, Asks *asks) {
+    for (int64_t key = 0; key < keys; key += KEYS_A_TURN) {
+        const int64_t some = keys - key < KEYS_A_TURN ? keys - key : KEYS_A_TURN;
+        ask_four(asks, units_in(d) / UNITS_AT_ONCE);
+        make_twos((const char *)codes + key * length_of(STORED, d), some, d, made + key * units_in(d));
+    }
     return made;
 }
 
@@ -56,12 +68,13 @@ INLINE void scores_of_32(const int both, const int columns, const uint32_t *q, c
     _tile_zero(0);
     if (both) _tile_zero(1);
     for (int64_t unit = 0; unit < units; unit++) {
-        ask_four(asks, IN_CODES ? 1 : 2);
+        const int times = !IN_CODES ? 2 : unit % UNITS_AT_ONCE == 0;
+        ask_four(asks, times);
         _tile_loadd(2, q + unit * 16 * columns, columns * 4);
         _tile_loadd(3, k + unit, units * 64);
         _tile_dpbf16ps(0, 3, 2);
         if (!both) continue;
-        ask_four(asks, IN_CODES ? 1 : 2);
+        ask_four(asks, times);
         _tile_loadd(4, second + unit, units * 64);
         _tile_dpbf16ps(1, 4, 2);
     }
@@ -81,7 +94,7 @@ INLINE void scores_of_few(const int columns, const uint32_t *q, int64_t rows, co
         MEMORY_IS_READ;
         for (int64_t n = 0; n < 64 && n < left; n += 16) {
             const float *from = scores + n * columns;
-            ask_four(asks, units / UNITS_AT_ONCE);
+            if (!IN_CODES) ask_four(asks, units);
             if (columns == 8) {
                 turn_eight(from, s + key + n, width, rows);
                 continue;
@@ -106,8 +119,9 @@ ALONE static void amx_scores_of_few(const uint32_t *q, int64_t rows, const __m51
 }
 
 // 64 numbers from i on of codes v [keys, d] become pairs of keys, as those of pair_values.
-INLINE void pair_codes(const void *v, int64_t keys, int64_t i, int64_t d, uint32_t *to) {
+INLINE void pair_codes(const void *v, int64_t keys, int64_t i, int64_t d, uint32_t *to, Asks *asks) {
     for (int64_t key = 0; key < keys; key += 2, to += 64) {
+        if (key % KEYS_A_TURN == 0) ask_four(asks, 1);
         const __m512i first = stored_at(v, key, i, d);
         const __m512i second = key + 1 < keys ? stored_at(v, key + 1, i, d) : _mm512_setzero_si512();
         __m512i pairs[4];
@@ -117,13 +131,24 @@ INLINE void pair_codes(const void *v, int64_t keys, int64_t i, int64_t d, uint32
     }
 }
 
+// `columns` numbers from i on of values v [keys, units of d] of bf16 become pairs.
+INLINE void pair_some_values(const __m512i *v, int64_t keys, int64_t i, int64_t d, int64_t columns, uint32_t *to,
+                             Asks *asks) {
+    const int64_t units = units_in(d), at_once = d > 64 ? KEYS_A_TURN : whole(keys, 2);
+    Soon none = {0};
+    for (int64_t key = 0; key < keys; key += at_once) {
+        if (d > 64) ask_four(asks, 1);
+        pair_values(v + key * units + i / UNIT, keys - key < at_once ? keys - key : at_once, units, columns,
+                    to + key / 2 * columns, &none);
+    }
+}
+
 // o [rows, wide] += weights p [rows, turns, 16] twos, rows `width` words apart, times `columns` numbers from i on of values v
 // [keys, d]: units of bf16, or codes. tiles: of pairs of these [turns, 16, columns] twos.
 INLINE void sums_of_few(const int columns, const uint32_t *p, int64_t width, const void *v, int64_t keys, int64_t i,
                         int64_t d, uint32_t *tiles, float *o, int64_t wide, Asks *asks) {
-    Soon none = {0};
-    if (IN_CODES) pair_codes(v, keys, i, d, tiles);
-    else pair_values((const __m512i *)v + i / UNIT, keys, units_in(d), columns, tiles, &none);
+    if (IN_CODES) pair_codes(v, keys, i, d, tiles, asks);
+    else pair_some_values(v, keys, i, d, columns, tiles, asks);
     no_more_pairs(tiles, (keys + 1) / 2, columns);
     MEMORY_IS_READ;
     for (int64_t n = 0; n < columns; n += UNIT) {
@@ -152,13 +177,19 @@ ALONE static void amx_sums_of_few(const uint32_t *p, int64_t width, const void *
         else sums_of_few(64, p, width, v, keys, i, d, tiles, o + i, wide, asks);
 }
 
+// Of codes, whose keys and values take time to become such, less is asked for here.
+INLINE AsksOfWeights asks_of_weights(int64_t d, int64_t rows, Asks *asks) {
+    const int64_t units = units_in(d) / 2 > 1 ? units_in(d) / 2 : 1, each = rows <= 4 ? 2 * units : units;
+    const AsksOfWeights of_numbers = {asks, 4 * each, each, 0}, of_codes = {asks, 2 * each, rows <= 8 ? each : 0, 1};
+    return IN_CODES ? of_codes : of_numbers;
+}
+
 static __attribute__((noinline)) void wide_attention_amx_weigh(const Attention *a, const int32_t *block, int64_t start,
                                                                int64_t keys, int64_t rows, float *s, int64_t apart,
-                                                               const Piece *of, int64_t wide, const Constants *c,
-                                                               Asks *asks) {
+                                                               const Piece *of, int64_t wide, Asks *asks) {
     const int64_t width = whole(keys, UNIT);
-    for (int64_t row = 0; row < rows && IN_STEPS; row++) scale_scores(s + row * apart, width, c, 0);
-#define TO_TWOS(...) weigh(__VA_ARGS__, steps_of(c, 1, 0), asks)
+    const AsksOfWeights ask = asks_of_weights(a->head_dim, rows, asks);
+#define TO_TWOS(...) weigh(__VA_ARGS__, 0, &ask)
     WEIGH_ROWS(TO_TWOS, sizeof(uint16_t))
 #undef TO_TWOS
 }
@@ -169,17 +200,16 @@ static void wide_attention_amx_few(const Attention *a, const int32_t *block, int
     const int64_t rows = block[1] * a->group, left = block[2] + block[1] - start;
     const int64_t keys = left < a->page_size ? left : a->page_size, columns = whole(a->value_dim, AT_ONCE);
     const int64_t first = first_vector(a, block, kv_head, start);
-    float *constants = room + rows * width;
-    uint32_t *tiles = (uint32_t *)(constants + room_of_constants(STORED, d, width)), *p = (uint32_t *)room;
+    uint32_t *tiles = (uint32_t *)(room + rows * width), *p = (uint32_t *)room;
     __m512i *made = (__m512i *)(tiles + width * wide / 2);
     const int has_16 = a->page_size % 16 == 0;  // tiles read whole 16 keys
     const void *values = vectors(a, 1, first).numbers;
-    const Constants c = constants_at(a, d, first, keys, constants);
-    Asks asks = asked_in_four(a, after, rows);
-    if (!a->apart) ask_for_constants(a, after);
-    amx_scores_of_few(twos_of(of), rows, units_of(vectors(a, 0, first).numbers, keys, d, has_16, made), keys, units,
-                      room, width, &asks);
-    wide_attention_amx_weigh(a, block, start, keys, rows, room, width, of, wide, &c, &asks);
+    const void *stored = vectors(a, 0, first).numbers;
+    Asks asks = asked_in_four(a, after);
+    const __m512i *k =
+        IN_CODES ? units_of_codes(stored, keys, d, made, &asks) : units_of(stored, keys, d, has_16, made);
+    amx_scores_of_few(twos_of(of), rows, k, keys, units, room, width, &asks);
+    wide_attention_amx_weigh(a, block, start, keys, rows, room, width, of, wide, &asks);
     if (!IN_CODES) values = units_of(values, keys, d, 1, made);
     amx_sums_of_few(p, width, values, keys, d, columns, tiles, of->sums.o, wide, &asks);
 }

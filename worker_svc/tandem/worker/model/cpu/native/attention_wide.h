@@ -97,7 +97,6 @@ INLINE void ask_next(Spread *ahead) {
 typedef struct {
     const char *keys, *values;
     int64_t half, now, rest;  // bytes: from place to place, what is left of a half, what is behind both
-    int a_row;                // how often while 32 of a row's scores become weights
 } Asks;
 
 #define IN_FOUR 8192
@@ -107,13 +106,13 @@ INLINE Asks ask_from(Asks asks) {
     return asks;
 }
 
-INLINE Asks asked_in_four(const Attention *a, int64_t first, int64_t rows) {
+INLINE Asks asked_in_four(const Attention *a, int64_t first) {
     const int64_t length = length_of(a->format, a->head_dim), bytes = a->page_size * length;
     const int one = a->part[0][0] == a->part[1][0];  // keys and values are the same vectors
     const char *keys = (const char *)a->part[0][0] + first * length;
     const char *values = one ? keys + bytes / 2 : (const char *)a->part[1][0] + first * length;
     const int64_t rest = a->apart ? 0 : one ? bytes / 2 : bytes;  // those apart were put into the caches
-    const Asks asks = {keys, values, 0, 0, rest, (int)(length / 128 > 1 ? length / 128 : 1) * (rows <= 4 ? 2 : 1)};
+    const Asks asks = {keys, values, 0, 0, rest};
     return ask_from(asks);
 }
 

@@ -205,16 +205,24 @@ INLINE __m512 by_steps(__m512 weights, const float *steps) {
     return _mm512_maskz_mul_ps(that_weigh(weights), weights, _mm512_load_ps(steps));
 }
 
-// Scores become weights of bf16, in their place: times the values' steps, if there are any. `asks` may be null.
+// How often what comes next is asked for while four rows' scores become weights: `before` all else, and with each 32 keys, of
+// each row or of the first one alone.
+typedef struct {
+    Asks *asks;
+    int64_t before, each;
+    int first_alone;
+} AsksOfWeights;
+
+// Scores become weights of bf16, in their place: times the values' steps, if there are any. `ask` may be null.
 INLINE void weigh(const int rows, float *s, int64_t apart, int64_t width, float *o, int64_t wide, float *m, float *l,
-                  const float *steps, Asks *asks) {
+                  const float *steps, const AsksOfWeights *ask) {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
     __m512 most[4], sum[4];
-    if (asks) ask_four(asks, 4 * asks->a_row);
+    if (ask) ask_four(ask->asks, ask->before);
     begin_weights(rows, s, apart, width, o, wide, m, l, most, sum);
     for (int64_t i = 0; i < width; i += UNIT)
         for (int r = 0; r < rows; r++) {
-            if (asks) ask_four(asks, asks->a_row);
+            if (ask && (r == 0 || !ask->first_alone)) ask_four(ask->asks, ask->each);
             const float *here = s + r * apart + i;
             __m512 low = power_of_two(_mm512_sub_ps(_mm512_load_ps(here), most[r]));
             __m512 high = power_of_two(_mm512_sub_ps(_mm512_load_ps(here + 16), most[r]));
