@@ -177,7 +177,7 @@ ALONE static void amx_sums_of_few(const uint32_t *p, int64_t width, const void *
         else sums_of_few(64, p, width, v, keys, i, d, tiles, o + i, wide, asks);
 }
 
-// Of codes, whose keys and values take time to become such, less is asked for here.
+// Of codes less is asked for here: it is while they become units.
 INLINE AsksOfWeights asks_of_weights(int64_t d, int64_t rows, Asks *asks) {
     const int64_t units = units_in(d) / 2 > 1 ? units_in(d) / 2 : 1, each = rows <= 4 ? 2 * units : units;
     const AsksOfWeights of_numbers = {asks, 4 * each, each, 0}, of_codes = {asks, 2 * each, rows <= 8 ? each : 0, 1};
