@@ -40,7 +40,7 @@ settings.register_profile(
     "tandem",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    max_examples=int(os.environ.get("TANDEM_EXAMPLES", "50")),
+    max_examples=int(os.environ.get("TANDEM_EXAMPLES", "20" if os.environ.get("CI") else "50")),
     derandomize=bool(os.environ.get("CI")),
     print_blob=True,  # what a failure on another machine is repeated with
 )
