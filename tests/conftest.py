@@ -35,7 +35,7 @@ gc.disable()  # until all tests are imported: see `pytest_collection_finish`
 
 # No property fails because the machine is busy: no deadline for an example, none for making inputs.
 # `TANDEM_EXAMPLES` makes it longer; 1000 is what a release is tried with. In continuous integration the examples are
-# the same each time: a change is judged by what it does, and chance searches in `make test` and `make fuzz`.
+# the same each time, and fewer: a change is judged by what it does, and chance searches in `make test` and `make fuzz`.
 settings.register_profile(
     "tandem",
     deadline=None,
