@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
-from zlib import crc32
 
 # Two spinning OpenMP threads on two busy cores cost a factor of ten: one thread a process, before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,46 +28,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.exhaustive import exhaustive_tests
+
 gc.disable()  # until all tests are imported: see `pytest_collection_finish`
 
 # No property fails because the machine is busy: no deadline for an example, none for making inputs.
 # `TANDEM_EXAMPLES` makes it longer; 1000 is what a release is tried with. In continuous integration the examples are
-# the same each time, and fewer: a change is judged by what it does, and chance searches in `make test` and `make fuzz`.
+# the same each time: a change is judged by what it does, and chance searches in `make test` and `make fuzz`.
 settings.register_profile(
     "tandem",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    max_examples=int(os.environ.get("TANDEM_EXAMPLES", "20" if os.environ.get("CI") else "50")),
+    max_examples=int(os.environ.get("TANDEM_EXAMPLES", "50")),
     derandomize=bool(os.environ.get("CI")),
     print_blob=True,  # what a failure on another machine is repeated with
 )
 settings.load_profile("tandem")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-EXHAUSTIVE = REPOSITORY / "tests" / "exhaustive.txt"
-
-
-class LeftOut(NamedTuple):
-    """Tests that the suite leaves out: those that begin so, but one in `share` of them, or all where that is 0."""
-
-    beginning: str
-    share: int
-
-    def leaves_out(self, name: str) -> bool:
-        """Whether this test is one of them: which one stays is drawn of its name, so always the same one."""
-        return name.startswith(self.beginning) and (not self.share or crc32(name.encode()) % self.share != 0)
-
-
-def exhaustive_tests() -> tuple[LeftOut, ...]:
-    """What the suite leaves out."""
-    lines = [line for line in EXHAUSTIVE.read_text().splitlines() if not line.startswith("#")]
-    shares = [re.match(r"but 1 in (\d+): ", line) for line in lines]
-    return tuple(
-        LeftOut(line[share.end() :], int(share[1])) if share else LeftOut(line, 0)
-        for line, share in zip(lines, shares, strict=True)
-    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

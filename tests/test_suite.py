@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from tests.conftest import LeftOut, exhaustive_tests
+from tests.exhaustive import LeftOut, exhaustive_tests
 
 
 def test_no_property_is_judged_by_a_clock(repository: Path) -> None:

@@ -295,12 +295,19 @@ def test_reasoning_has_the_names_that_transformers_gives_it(name: str) -> None:
     ],
 )
 def test_the_time_grows_with_the_text_and_no_faster(template: str) -> None:
+    """Of the processor's time the least says what is done: what else runs takes caches away, so it is asked again."""
+
     def seconds(characters: int) -> float:
         text = "ab <cé/" * (characters // 7)
         return min(_timed(question(template, text)) for _ in range(3))
 
     seconds(1000)
-    assert seconds(160_000) < 40 * seconds(10_000)  # 16 times as much; a square would be 256
+    small, large = seconds(10_000), seconds(160_000)
+    for _ in range(20):
+        if large < 40 * small:  # 16 times as much; a square would be 256
+            return
+        small, large = min(small, seconds(10_000)), min(large, seconds(160_000))
+    assert large < 40 * small
 
 
 def _timed(asked: dict[str, Any]) -> float:
