@@ -496,7 +496,7 @@ def test_with_any_engine(may_install: bool, *options: Path | None) -> None:
     with contextlib.ExitStack() as stack:
         with step("starting a Docker engine"):
             environment = stack.enter_context(local_engine(may_install))
-        folder = stack.enter_context(scratch_folder("tandem-images-"))
+        folder = stack.enter_context(scratch_folder())
         with step("making base images"):
             environment["BASE_IMAGE"] = stack.enter_context(local_base_image(folder, environment))
             environment["PROMETHEUS_IMAGE"] = local_prometheus_image(folder, environment["BASE_IMAGE"], environment)

@@ -149,7 +149,7 @@ def images_test(may_install: bool) -> None:
     with ExitStack() as stack:
         with step("starting a Docker engine and a registry"):
             environment = stack.enter_context(local_engine(may_install, **{"containerd-snapshotter": True}))
-            folder = stack.enter_context(scratch_folder("tandem-images-"))
+            folder = stack.enter_context(scratch_folder())
             found = stack.enter_context(registry(folder))
         with step("making the base image and the scanner"):
             local = stack.enter_context(local_base_image(folder, environment))

@@ -23,6 +23,7 @@ PLUGIN_PACKAGES = ["docker-compose", "docker-buildx"]  # each has a program of i
 DAEMON_PACKAGES = ["docker.io", "containerd"]
 NEWER_RELEASE = "trixie"  # Debian 12's compose has no `up --wait`, and its engine no `start_interval`
 LOCK = Path("/run/tandem-docker.lock")
+SCRATCH = "tandem-scratch-"  # what the names of our temporary folders begin with
 SCRATCH_BYTES = 8 << 30  # an engine's data with both images takes about 4 GiB
 EMPTY_TABLES = """*filter
 :INPUT ACCEPT
@@ -161,19 +162,39 @@ def network_put_back() -> Iterator[None]:
         FORWARDING.write_text(forwarding)
 
 
+def available_memory() -> int:
+    """Bytes that programs can have: what caches of files hold is given back for them."""
+    facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(facts["MemAvailable"].split()[0]) << 10
+
+
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """A temporary folder, in memory where there is plenty: images are tens of thousands of small files."""
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if available > 2 * SCRATCH_BYTES:
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder with room for SCRATCH_BYTES, in memory where there is plenty: images are tens of thousands of
+    small files. Raises EngineUnavailableError where neither memory nor disk has that room."""
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as name:
+        folder, mounted = Path(name), False
+        if available_memory() > 2 * SCRATCH_BYTES:
             with suppress(RuntimeError):  # else on the disk
                 run("mount", "-t", "tmpfs", "-o", f"size={SCRATCH_BYTES},mode=700", "tandem-scratch", folder)
+                mounted = True
+        if not mounted and (free := shutil.disk_usage(folder).free) < SCRATCH_BYTES:
+            raise EngineUnavailableError(
+                f"an engine and its images take up to {SCRATCH_BYTES >> 30} GiB, and {folder.parent} has"
+                f" {free / 2**30:.1f} free; give TMPDIR a folder with more"
+            )
         try:
             yield folder
         finally:
             unmount_below(folder)
+
+
+def remove_leftovers() -> None:
+    """What runs that were killed left in the temporary folder: gigabytes each. Nobody uses it who holds the lock."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        say(f"removing {folder}, which a run that was killed left")
+        unmount_below(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -191,7 +212,8 @@ def local_engine(may_install: bool, **features: bool) -> Iterator[dict[str, str]
     require_engine(may_install)
     with ExitStack() as stack:
         stack.enter_context(only_one())
-        folder = stack.enter_context(scratch_folder("tandem-docker-"))
+        remove_leftovers()
+        folder = stack.enter_context(scratch_folder())
         programs = download_engine(folder, folder / "client" / "cli-plugins")
         stack.enter_context(network_put_back())
         yield stack.enter_context(dockerd(folder, programs, features))

@@ -15,7 +15,7 @@ import pytest
 
 
 @pytest.fixture
-def compose_test(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def compose_test(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """deploy/compose_test.py on a machine where no engine answers, and where one can be started."""
     monkeypatch.syspath_prepend(str(repository / "deploy"))
     module = importlib.import_module("compose_test")
@@ -23,6 +23,7 @@ def compose_test(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(module, "engine_answers", lambda _: False)
     monkeypatch.setattr(module, "local_engine", lambda _: contextlib.nullcontext({"DOCKER_HOST": "ours"}))
+    monkeypatch.setattr(module, "scratch_folder", lambda: contextlib.nullcontext(tmp_path))
     monkeypatch.setattr(module, "local_base_image", lambda *_: contextlib.nullcontext("base"))
     monkeypatch.setattr(module, "local_prometheus_image", lambda *_: "prometheus")
     monkeypatch.setattr(module, "smoke_test", lambda *_: None)
@@ -30,8 +31,12 @@ def compose_test(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
 
 
 @pytest.fixture
-def engine(compose_test: ModuleType) -> ModuleType:
-    return sys.modules["local_engine"]
+def engine(compose_test: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """deploy/local_engine.py, whose lock and temporary folders are below `tmp_path`."""
+    module = sys.modules["local_engine"]
+    monkeypatch.setattr(module, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    return module
 
 
 def failing(error: Exception) -> Callable[..., Any]:
@@ -72,7 +77,17 @@ def with_nothing_installed(monkeypatch: pytest.MonkeyPatch, engine: ModuleType) 
     return "--install"
 
 
-@pytest.mark.parametrize("where", [without_root, in_an_ordinary_container, not_on_debian, with_nothing_installed])
+def with_a_full_disk(monkeypatch: pytest.MonkeyPatch, engine: ModuleType) -> str:
+    monkeypatch.setattr(engine.shutil, "which", lambda program: f"/bin/{program}")
+    monkeypatch.setattr(engine, "available_memory", lambda: engine.SCRATCH_BYTES)
+    usage = engine.shutil.disk_usage("/")
+    monkeypatch.setattr(engine.shutil, "disk_usage", lambda _: usage._replace(free=engine.SCRATCH_BYTES - 1))
+    return "8.0 free"
+
+
+@pytest.mark.parametrize(
+    "where", [without_root, in_an_ordinary_container, not_on_debian, with_nothing_installed, with_a_full_disk]
+)
 def test_where_no_engine_is_to_be_had_it_is_skipped_loudly(
     compose_test: ModuleType,
     engine: ModuleType,
@@ -88,6 +103,19 @@ def test_where_no_engine_is_to_be_had_it_is_skipped_loudly(
     assert "SKIPPED" in (told := capsys.readouterr().out) and reason in told
     monkeypatch.setattr(sys, "argv", ["compose_test.py"])
     assert compose_test.main() == 3
+
+
+def test_what_a_killed_run_left_is_removed_before_the_next_starts(
+    engine: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, others = tmp_path / f"{engine.SCRATCH}left", tmp_path / "others"
+    for folder in (left / "data", others):
+        folder.mkdir(parents=True)
+    with_a_full_disk(monkeypatch, engine)
+    monkeypatch.setattr(engine, "require_engine", lambda _: None)
+    with pytest.raises(engine.EngineUnavailableError), engine.local_engine(False):
+        pytest.fail("there is no room")
+    assert others.exists() and not list(tmp_path.glob(f"{engine.SCRATCH}*"))
 
 
 def test_packages_that_cannot_be_installed_fail(
