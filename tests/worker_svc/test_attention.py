@@ -152,7 +152,8 @@ def error_of(kind: str, name: str, layout: tuple[int, int, int]) -> float:
     if kind in ("compiled", "without AMX"):  # by instructions of bf16, queries and weights have its bits
         if name == "fp8":
             return 1e-2
-        if (name == "int8" and layout[0] // layout[1] >= 3) or (name == "int4" and layout[2] % 128):
+        queries = layout[0] // layout[1]
+        if (name == "int8" and queries >= 3) or (name == "int4" and (layout[2] % 128 or queries >= 3)):
             return 2e-2  # numbers are as large as 3
     return 2e-6 if name == "fp8" else 2e-4  # queries and weights of 16 bits
 

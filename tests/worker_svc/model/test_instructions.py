@@ -22,7 +22,7 @@ NEWER = {  # what may hold them: functions of these names, parts that the compil
     r"tile(load|store|zero|release)\w*|ldtilecfg|sttilecfg|tdp\w+": r"(amx_\w+|(pairs|gated)_amx)\b",
     r"vpdp(bu|ws)s?\w*": r"wide_(quantized|digits|attention)_\w+",
     r"vperm([it]2)?b": (
-        r"(wide_attention_(\w+_fp8|twos_(few|more|beside|many)_\w+|amx_(few|many|look_at))|amx_sums_of_few)\b"
+        r"(wide_attention_(\w+_fp8|twos_(few|more|beside|many)_\w+|amx_(few|many|look_at))|amx_(sums_of_few|int4_scores))\b"
     ),
 }
 

@@ -410,6 +410,10 @@ int tandem_allow_wide_attention(int allowed) {
 // context would take longer.
 #define AMX_QUERIES 4
 
+// Of int4, and with vectors of whole 128 numbers, which are also served in whole numbers.
+#define AMX_QUERIES_OF_INT4 2
+#define AMX_QUERIES_OF_WHOLE_INT4 3
+
 INLINE int in_whole_tiles(const Attention *a) { return a->head_dim % 64 == 0 && a->page_size % 64 == 0; }
 
 // With AVX-512: the same way with any number of tokens, since the bits differ.
@@ -417,6 +421,8 @@ static const Way *wide_way(const Attention *a) {
     const int codes = wide_twos_codes_are_there(), tiles = wide_amx_is_there() && a->group >= AMX_QUERIES;
     const int of_digits = amx_of_digits_serves() && a->group >= AMX_QUERIES && in_whole_tiles(a);
     const Way *digits = of_digits ? &wide_attention_amx_digits : &wide_attention_digits;
+    const int whole_int4 = a->head_dim % 128 == 0;
+    const int64_t least_of_int4 = whole_int4 ? AMX_QUERIES_OF_WHOLE_INT4 : AMX_QUERIES_OF_INT4;
     switch (a->format) {
     case BF16:
         if (tiles) return &wide_attention_amx;
@@ -429,7 +435,9 @@ static const Way *wide_way(const Attention *a) {
         return digits;
     case INT6: return digits;
     case INT4:
-        if (a->head_dim % 128 == 0) return &wide_attention_digits;
+        if (codes && wide_amx_is_there() && in_whole_tiles(a) && a->group >= least_of_int4)
+            return &wide_attention_amx_int4;
+        if (whole_int4) return &wide_attention_digits;
         return codes ? &wide_attention_twos_int4 : &wide_attention;
     default: return &wide_attention;
     }

@@ -158,10 +158,11 @@ INLINE int64_t numbers_of_sums(int64_t rows, int64_t d) { return rows * (wide_of
 // Of a page's constants, side by side.
 INLINE int64_t room_of_constants(int format, int64_t d, int64_t width) { return 2 * constants_of(format, d) * width; }
 
+// Of some ways whole sixteens of rows have weights.
 INLINE int64_t room_of(int format, int64_t rows, int64_t d, int64_t size) {
     const int64_t width = whole(size, 32);
     const int64_t weights = format == INT4 ? sums_of_groups(d) + wide_of(d) / 64 * width : width / 2;
-    return rows * (width + weights) + whole(rows, 16) + room_of_constants(format, d, width) + width * wide_of(d);
+    return rows * width + whole(rows, 16) * (weights + 1) + room_of_constants(format, d, width) + width * wide_of(d);
 }
 
 INLINE Sums sums(float *room, int64_t rows, int64_t d) {
@@ -200,7 +201,7 @@ typedef struct {
 // instructions of bf16 (attention_wide_twos.h), of fewer bits with VBMI too; with AMX (attention_amx.h).
 extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8,
     wide_attention_twos_int4, wide_attention_twos_int8, wide_attention_amx, wide_attention_amx_fp8,
-    wide_attention_amx_digits;
+    wide_attention_amx_int4, wide_attention_amx_digits;
 int wide_fp8_is_there(void), wide_twos_is_there(void), wide_amx_is_there(void), wide_twos_codes_are_there(void);
 
 // clang-format off

@@ -14,7 +14,7 @@
 
 #pragma once
 
-ALONE static void amx_release(void) { _tile_release(); }
+#include "amx_few.h"
 
 // Vectors [keys, d] as units of bf16: where they are, if they are such and may stay there, or else in `made`.
 INLINE const __m512i *units_of(const void *numbers, int64_t keys, int64_t d, int may_stay, __m512i *made) {
@@ -40,26 +40,7 @@ INLINE void no_more_pairs(uint32_t *tiles, int64_t pairs, int64_t columns) {
     memset(tiles + pairs * columns, 0, (size_t)((whole(pairs, TURNED / 2) - pairs) * columns) * sizeof(uint32_t));
 }
 
-#define FEW_COLUMNS 16
 INLINE int few_rows(int64_t rows) { return rows <= FEW_COLUMNS; }
-INLINE int64_t few_columns(int64_t rows) { return rows <= FEW_COLUMNS / 2 ? FEW_COLUMNS / 2 : FEW_COLUMNS; }
-
-// Scores 0 and 1 and queries (2): [16, columns]; keys and values (3 and 4): 16 lines; sums 5 and 6 and weights (7): `rows`
-// lines. Of all pages of a piece of work: it takes as long as a fifth of a page.
-ALONE static void amx_shape_of_few(int64_t rows) {
-    TileShapes shapes = {0};
-    for (int tile = 0; tile < 8; tile++)
-        shape_tile(&shapes, tile, tile < 5 ? 16 : (int)rows, tile < 3 ? (int)few_columns(rows) * 4 : 64);
-    SHAPE_TILES(shapes);
-}
-
-// Sixteen scores of eight rows, [16, 8], become [rows, 16], rows `width` apart.
-INLINE void turn_eight(const float *from, float *s, int64_t width, int64_t rows) {
-    __m512i r[8];
-    for (int i = 0; i < 8; i++) r[i] = _mm512_load_si512(from + 16 * i);
-    turn_pairs(r);
-    for (int i = 0; i < 8 && i < rows; i++) _mm512_store_si512(s + i * width, r[i]);
-}
 
 // Scores [32, columns] of 32 keys, or of 16.
 INLINE void scores_of_32(const int both, const int columns, const uint32_t *q, const __m512i *k, const int64_t units,
@@ -95,14 +76,10 @@ INLINE void scores_of_few(const int columns, const uint32_t *q, int64_t rows, co
         for (int64_t n = 0; n < 64 && n < left; n += 16) {
             const float *from = scores + n * columns;
             if (!IN_CODES) ask_four(asks, units);
-            if (columns == 8) {
-                turn_eight(from, s + key + n, width, rows);
-                continue;
-            }
-            __m512i r[16];
-            for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(from + 16 * i);
-            turn(r);
-            for (int i = 0; i < rows; i++) _mm512_store_si512(s + i * width + key + n, r[i]);
+            __m512i r[FEW_COLUMNS];
+            for (int i = 0; i < columns; i++) r[i] = _mm512_load_si512(from + 16 * i);
+            turn_scores(columns, r);
+            for (int i = 0; i < columns && i < rows; i++) _mm512_store_si512(s + i * width + key + n, r[i]);
         }
     }
 }
@@ -111,10 +88,13 @@ INLINE void scores_of_few(const int columns, const uint32_t *q, int64_t rows, co
 ALONE static void amx_scores_of_few(const uint32_t *q, int64_t rows, const __m512i *k, int64_t keys, int64_t units,
                                     float *s, int64_t width, Asks *asks) {
 #define SCORES(COLUMNS, UNITS) scores_of_few(COLUMNS, q, rows, k, keys, UNITS, s, width, asks)
-    if (few_columns(rows) > 8) SCORES(16, units);
-    else if (units == 2) SCORES(8, 2);
-    else if (units == 4) SCORES(8, 4);
-    else SCORES(8, units);
+    if (few_columns(rows) == 4 && units == 2) SCORES(4, 2);
+    else if (few_columns(rows) == 4 && units == 4) SCORES(4, 4);
+    else if (few_columns(rows) == 8 && units == 2) SCORES(8, 2);
+    else if (few_columns(rows) == 8 && units == 4) SCORES(8, 4);
+    else if (few_columns(rows) == 4) SCORES(4, units);
+    else if (few_columns(rows) == 8) SCORES(8, units);
+    else SCORES(16, units);
 #undef SCORES
 }
 

@@ -6,10 +6,12 @@
 
 #define LOG2_E 1.4426950408889634f
 
-// 2^x of x up to 0, to 3e-6 of itself; below 2^-126 it is 0, which bf16 makes it anyway: computing with such small numbers takes
-// 50 times as long, and a key that is not seen has one. NaN stays.
-INLINE __m512 power_of_two(__m512 x) {
-    const __mmask16 stays = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+// Which 2^x are not 0: below 2^-126 they are, which bf16 makes them anyway. Computing with such small numbers takes 50 times as
+// long, and a key that is not seen has one. NaN stays.
+INLINE __mmask16 that_stay(__m512 x) { return _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); }
+
+// 2^x of x up to 0, to 3e-6 of itself, of those that stay.
+INLINE __m512 powers_of_two(__m512 x, __mmask16 stays) {
     const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     __m512 y = _mm512_set1_ps(0.0134266848f);
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.0522424728f));
@@ -18,6 +20,7 @@ INLINE __m512 power_of_two(__m512 x) {
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
     return _mm512_maskz_scalef_ps(stays, y, x);
 }
+INLINE __m512 power_of_two(__m512 x) { return powers_of_two(x, that_stay(x)); }
 
 // The largest scores of `rows` rows s [width], `apart` from one to the next, and what has been added up so far: sums o [wide],
 // m and l [16] follow.
@@ -63,8 +66,9 @@ INLINE void weigh_plain(const int rows, float *s, int64_t apart, int64_t width, 
 // Which of 16 weights weigh anything, or are NaN: what does not adds nothing, whatever it is multiplied by.
 INLINE __mmask16 that_weigh(__m512 weights) { return _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
 
-// All rows of a block, whose weights take `BYTES` a key. What a row does not see of the page at `start` weighs nothing.
-#define WEIGH_ROWS(WEIGH, BYTES)                                                                                       \
+// All rows of a block. What a row does not see of the page at `start` weighs nothing; NOTHING is what is done with the scores
+// `here` of a row that sees none of it.
+#define WEIGH_ROWS_OR(NOTHING, WEIGH)                                                                                  \
     for (int64_t row = 0; row < rows;) {                                                                               \
         int some = 0; /* rows that see anything */                                                                     \
         for (; some < 4 && row + some < rows; some++) {                                                                \
@@ -80,6 +84,9 @@ INLINE __mmask16 that_weigh(__m512 weights) { return _mm512_cmp_ps_mask(weights,
         else if (some == 3) WEIGH(3, here, apart, width, o, wide, m, l);                                               \
         else if (some == 2) WEIGH(2, here, apart, width, o, wide, m, l);                                               \
         else if (some) WEIGH(1, here, apart, width, o, wide, m, l);                                                    \
-        else memset(here, 0, (size_t)width * (BYTES)), some = 1;                                                       \
+        else NOTHING, some = 1;                                                                                        \
         row += some;                                                                                                   \
     }
+
+// The same where weights take `BYTES` a key, in the place of scores.
+#define WEIGH_ROWS(WEIGH, BYTES) WEIGH_ROWS_OR(memset(here, 0, (size_t)width *(BYTES)), WEIGH)

@@ -82,7 +82,7 @@ SOURCES = CSources(
         # The compiler takes longest for the first ones.
         *("attention_wide_twos.c", "digits_wide.c", "attention_wide_twos_int8.c", "attention_wide_twos_fp8.c"),
         *("attention_wide_digits.c", "quantized_wide.c", "attention_wide_twos_int4.c", "products.c"),
-        *("attention_wide.c", "quantized_amx.c", "attention_amx_digits.c"),
+        *("attention_wide.c", "quantized_amx.c", "attention_amx_digits.c", "attention_amx_int4.c"),
         *("single_row.c", "digits.c", "panels.c", "panels_wide.c", "rows.c", "store.c", "beginning.c"),
         *("attention.c", "attention_wide_fp8.c", "layer.c"),
         *("heads.c", "experts.c", "largest.c", "draw.c", "report.c", "routing.c", "delta_net.c", "mamba.c"),
