@@ -198,7 +198,8 @@ typedef struct {
 } Way;
 
 // By AVX-512 with VNNI, of floats and of digits (attention_wide.c, attention_wide_digits.c), of fp8 with VBMI too, and with
-// instructions of bf16 (attention_wide_twos.h), of fewer bits with VBMI too; with AMX (attention_amx.h).
+// instructions of bf16 (attention_wide_twos.h), of fewer bits with VBMI too; with AMX (attention_amx.h,
+// attention_amx_int4.c, attention_amx_digits.c).
 extern const Way wide_attention, wide_attention_digits, wide_attention_twos, wide_attention_twos_fp8,
     wide_attention_twos_int4, wide_attention_twos_int8, wide_attention_amx, wide_attention_amx_fp8,
     wide_attention_amx_int4, wide_attention_amx_digits;

@@ -1,7 +1,7 @@
 // Attention over int8, int6 and int4 by AVX-512 with VNNI, in whole numbers: queries and weights are digits too, of 16
 // bits. Of int4 only vectors of whole 128 numbers; others become bf16 where that has instructions, or else fp32. Of
 // several queries a head of keys int8 and int6 are multiplied by tiles, where there are such (attention_amx_digits.c), with the
-// same bits; else int8 becomes bf16, too, where it can.
+// same bits, and int4 by tiles of bf16 (attention_amx_int4.c); else int8 becomes bf16, too, where it can.
 //
 //     s   = a sum_g(k_g sum(Q K) + low_g sum(Q))    Q = round(q / a), a: one step a query and head
 //     o  += b_g sum(W V) + sum(p low_g)             W = round(p v_g / b_g), b: one step a page, of int4 and a group

@@ -1,5 +1,6 @@
 // Attention over int4 by the instructions of bf16 (attention_wide_twos.h), and by VBMI, which looks up 64 bytes in a table
-// at once: of vectors that are not whole 128 numbers, which attention_wide_digits.c serves as quickly.
+// at once: of vectors that are not whole 128 numbers, which attention_wide_digits.c serves as quickly. Of several queries a
+// head of keys, AMX is quicker, where there is such (attention_amx_int4.c).
 
 #include "attention.h"
 #include "byte_tables.h"
