@@ -33,6 +33,19 @@ INLINE void turn_scores(const int columns, __m512i *r) {
     }
 }
 
+// CALL of as many columns as so many rows have, and of `count` units: what is known while it is compiled stays in registers.
+#define BY_COLUMNS(CALL, ROWS, COUNT)                                                                                  \
+    do {                                                                                                               \
+        const int64_t columns_there = few_columns(ROWS), count_there = COUNT;                                          \
+        if (columns_there == 4 && count_there == 2) CALL(4, 2);                                                        \
+        else if (columns_there == 4 && count_there == 4) CALL(4, 4);                                                   \
+        else if (columns_there == 4) CALL(4, count_there);                                                             \
+        else if (columns_there == 8 && count_there == 2) CALL(8, 2);                                                   \
+        else if (columns_there == 8 && count_there == 4) CALL(8, 4);                                                   \
+        else if (columns_there == 8) CALL(8, count_there);                                                             \
+        else CALL(16, count_there);                                                                                    \
+    } while (0)
+
 ALONE static void amx_release(void) { _tile_release(); }
 
 #endif

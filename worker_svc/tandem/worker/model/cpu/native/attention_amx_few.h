@@ -84,17 +84,10 @@ INLINE void scores_of_few(const int columns, const uint32_t *q, int64_t rows, co
     }
 }
 
-// What is known while it is compiled stays in registers.
 ALONE static void amx_scores_of_few(const uint32_t *q, int64_t rows, const __m512i *k, int64_t keys, int64_t units,
                                     float *s, int64_t width, Asks *asks) {
 #define SCORES(COLUMNS, UNITS) scores_of_few(COLUMNS, q, rows, k, keys, UNITS, s, width, asks)
-    if (few_columns(rows) == 4 && units == 2) SCORES(4, 2);
-    else if (few_columns(rows) == 4 && units == 4) SCORES(4, 4);
-    else if (few_columns(rows) == 8 && units == 2) SCORES(8, 2);
-    else if (few_columns(rows) == 8 && units == 4) SCORES(8, 4);
-    else if (few_columns(rows) == 4) SCORES(4, units);
-    else if (few_columns(rows) == 8) SCORES(8, units);
-    else SCORES(16, units);
+    BY_COLUMNS(SCORES, rows, units);
 #undef SCORES
 }
 

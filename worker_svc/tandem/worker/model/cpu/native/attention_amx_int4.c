@@ -237,18 +237,10 @@ INLINE void all_scores(const int columns, const int64_t groups, const Attention 
     }
 }
 
-// What is known while it is compiled stays in registers.
 ALONE static void amx_int4_scores(const Attention *a, const Piece *of, int64_t rows, int64_t first, int64_t keys,
                                   __m512i *made, float *s, int64_t width, __m512i *pairs, Next *next) {
-    const int64_t groups = a->head_dim / GROUP;
 #define SCORES(COLUMNS, GROUPS) all_scores(COLUMNS, GROUPS, a, of, rows, first, keys, made, s, width, pairs, next)
-    if (few_columns(rows) == 4 && groups == 2) SCORES(4, 2);
-    else if (few_columns(rows) == 4 && groups == 4) SCORES(4, 4);
-    else if (few_columns(rows) == 8 && groups == 2) SCORES(8, 2);
-    else if (few_columns(rows) == 8 && groups == 4) SCORES(8, 4);
-    else if (few_columns(rows) == 4) SCORES(4, groups);
-    else if (few_columns(rows) == 8) SCORES(8, groups);
-    else SCORES(16, groups);
+    BY_COLUMNS(SCORES, rows, a->head_dim / GROUP);
 #undef SCORES
 }
 
