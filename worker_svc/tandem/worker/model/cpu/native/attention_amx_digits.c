@@ -18,6 +18,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-int8")
 #endif
 
+#define FOUR_INTO _MM_HINT_T0
 #include "attention_wide_digits.h"
 
 #define EIGHT 8               // rows, whose planes a tile has

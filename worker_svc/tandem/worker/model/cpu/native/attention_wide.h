@@ -93,7 +93,10 @@ INLINE void ask_next(Spread *ahead) {
 }
 
 // A page's keys and values that are asked for in four places at once, each a half of up to 8 KiB of them, a line of each at a
-// time: into the second cache.
+// time: into the second cache, but for whole numbers (benchmarks/pages/long_contexts.md#groups-by-tiles).
+#ifndef FOUR_INTO
+#define FOUR_INTO _MM_HINT_T1
+#endif
 typedef struct {
     const char *keys, *values;
     int64_t half, now, rest;  // bytes: from place to place, what is left of a half, what is behind both
@@ -125,8 +128,8 @@ INLINE void ask_four(Asks *asks, int64_t times) {
         }
         for (int which = 0; which < 2; which++) {
             const char *at = which ? asks->values : asks->keys;
-            _mm_prefetch(at, _MM_HINT_T1);
-            _mm_prefetch(at + asks->half, _MM_HINT_T1);
+            _mm_prefetch(at, FOUR_INTO);
+            _mm_prefetch(at + asks->half, FOUR_INTO);
         }
         asks->keys += LINE, asks->values += LINE, asks->now -= LINE;
     }
