@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,10 @@ def test_convert_writes_a_model_and_refuses_to_overwrite_it(repository: Path, tm
     assert [file.name for file in tmp_path.iterdir()] == ["demo.gguf"]
 
 
-def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_one_clear_line_and_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program is started"))
     for command in (("inspect", tmp_path / "no"), ("convert", tmp_path / "no", tmp_path / "new", "--to", "meta")):
         result = tandem(*command)
         assert result.exit_code == 1

@@ -55,7 +55,7 @@ def inspect(
 ) -> None:
     """Describe a checkpoint: sizes, memory at each precision, KV-cache bytes per token, what fits on this machine."""
     with reporting_errors():
-        (report,) = _reports("tandem.worker.convert.inspection", [str(model), f"--quantize-group={group}"])
+        (report,) = _reports("tandem.worker.convert.inspection", model, [f"--quantize-group={group}"])
         if as_json:
             output().print_json(json.dumps(report), highlight=False, indent=None if not output().is_terminal else 2)
         else:
@@ -76,12 +76,12 @@ def convert(
 ) -> None:
     """Write a checkpoint in another format. The target appears only when it is complete."""
     with reporting_errors():
-        arguments = [str(source), str(target), f"--to={to.value}", f"--dtype={dtype.value}"]
+        arguments = [str(target), f"--to={to.value}", f"--dtype={dtype.value}"]
         arguments += [] if adapter is None else [f"--adapter={adapter}"]
         columns = (BarColumn(), TaskProgressColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
         with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
             task = bar.add_task("", total=None)
-            for report in _reports("tandem.worker.convert.run", arguments):
+            for report in _reports("tandem.worker.convert.run", source, arguments):
                 if "done" in report:
                     bar.update(task, completed=report["done"], total=report["total"])
         out = output()
@@ -90,16 +90,23 @@ def convert(
             errors.print(Text(f"note: {note}"))
 
 
-def _reports(module: str, arguments: Sequence[str]) -> Iterator[Report]:
-    """Yields the output lines of one of the worker's programs. Raises CommandError with the program's own message."""
+def _reports(module: str, model: Path, arguments: Sequence[str]) -> Iterator[Report]:
+    """Yields the output lines of one of the worker's programs about a model. Raises CommandError with the program's own
+    message, which takes seconds: of a model that is not there, at once."""
     if missing := [
         name for name in ("tandem.worker", "torch", "safetensors") if importlib.util.find_spec(name) is None
     ]:
         raise CommandError(
             f"this needs the worker's code ({', '.join(missing)} not installed): pip install 'tandem-llm[worker]'"
         )
+    try:
+        model.stat()
+    except FileNotFoundError:
+        raise CommandError(f"{model}: no such file or folder") from None
+    except OSError:
+        pass  # the program says what is wrong
     process = subprocess.Popen(  # noqa: S603  (our own interpreter and modules)
-        [sys.executable, "-P", "-m", module, *arguments],
+        [sys.executable, "-P", "-m", module, str(model), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
