@@ -1,9 +1,10 @@
 """What does a whole model's decode step cost at a long context, beside a short one, by how keys and values are stored?
 
 One sequence, the forward pass of all layers, `--context` tokens against `--short`, in turn. The keys and values of the
-long context are made up: nobody waits for its prefill. `read` is the sum of a tensor by all threads, beside each step;
-what the long context costs more is told as a multiple of what its bytes take at that rate. All are medians. `avx2` is
-the same without AVX-512 in attention, in turn, where the processor has it.
+long context are made up: nobody waits for its prefill. `read` is the sum of a tensor by all threads, before each step,
+so that each finds weights and cache in memory, and none in a last cache of hundreds of megabytes; what the long context
+costs more is told as a multiple of what its bytes take at that rate. All are medians. `avx2` is the same without AVX-512
+in attention, in turn, where the processor has it.
 
 llama.cpp reads the same file: `llama_decode` by llama-cpp-python with the interpreter of `--llama-cpp-python`, flash
 attention on; its context is 1,024 tokens that were computed, copied and turned to their places.
@@ -87,8 +88,8 @@ def measure_ours(path: str, form: str, options: argparse.Namespace) -> dict[str,
         for way, wide in ways.items():
             native.allow_wide_attention(wide)
             for name, context in contexts.items():
+                note("read", plain.sum)
                 note(name + way, functools.partial(runner.forward, [Work(token, context + step, pages, 1)]))
-        note("read", plain.sum)
     took = {name: statistics.median(each[1:]) for name, each in seconds.items()}  # the first one warms up
     rate = plain.nbytes / took.pop("read") / 1e9
     return took | {"bytes_per_token": built.shape.bytes_per_token, "read_gb_per_second": rate}
