@@ -3,8 +3,8 @@
 One sequence, the forward pass of all layers, `--context` tokens against `--short`, in turn. The keys and values of the
 long context are made up: nobody waits for its prefill. `read` is the sum of a tensor by all threads, before each step,
 so that each finds weights and cache in memory, and none in a last cache of hundreds of megabytes; what the long context
-costs more is told as a multiple of what its bytes take at that rate. All are medians. `avx2` is the same without AVX-512
-in attention, in turn, where the processor has it.
+costs more is told as a multiple of what its bytes take at that rate. All are medians. `avx2` is the same without
+AVX-512 in attention, in turn, where the processor has it.
 
 llama.cpp reads the same file: `llama_decode` by llama-cpp-python with the interpreter of `--llama-cpp-python`, flash
 attention on; its context is 1,024 tokens that were computed, copied and turned to their places.
