@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
 import tracemalloc
 from base64 import b64encode
@@ -359,3 +360,18 @@ def test_a_token_that_is_the_prefix_alone_is_shown_where_it_is_the_first(tmp_pat
         assert "".join(stream.push([index]) for index in ids) + stream.push([], end=True) == expected
         begun = ours.decode(ids[:1])
         assert begun + ours.stream(context_ids=ids[:1]).push(ids[1:], end=True) == expected
+
+
+@pytest.mark.parametrize("score", [10**400, -(10**400), 1e39, float("inf"), float("-inf"), float("nan")], ids=str)
+def test_a_score_that_is_no_number_of_32_bits_is_refused_by_its_place(tmp_path: Path, score: float) -> None:
+    model = unigrams("▁a", "b")
+    model["vocab"][2][1] = score
+    with pytest.raises(FormatError, match=re.escape("model.vocab[2] has a score that no float32 is")):
+        load_tokenizer(written(tmp_path, model, {"pre_tokenizer": METASPACE}))
+
+
+@pytest.mark.parametrize("score", [3.4028234663852886e38, 3e30, 0, -1e6], ids=str)
+def test_a_score_of_32_bits_is_taken_however_large(tmp_path: Path, score: float) -> None:
+    model = unigrams("▁", "a", "b")
+    model["vocab"][2][1] = score
+    check(tmp_path, model, {"pre_tokenizer": METASPACE}, ["ab", "a b", "b"])

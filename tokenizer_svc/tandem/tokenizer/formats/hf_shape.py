@@ -11,6 +11,7 @@ _TEXT: Kinds = (str,)
 _FLAG: Kinds = (bool,)
 _INTEGER: Kinds = (int,)
 _NUMBER: Kinds = (int, float)
+_MOST = (2 - 2**-23) * 2.0**127  # of float32, which scores are kept as
 _WORDS = {str: "a text", bool: "true or false", int: "an integer", float: "a number", list: "a list", dict: "an object"}
 
 _ADDED = {"single_word": _FLAG, "lstrip": _FLAG, "rstrip": _FLAG, "normalized": _FLAG, "special": _FLAG}
@@ -98,6 +99,8 @@ def _check_unigrams(model: Mapping[str, Any], vocabulary: list[Any]) -> None:
     for index, entry in enumerate(vocabulary):
         if not (isinstance(entry, list) and len(entry) == 2 and _is(entry[0], _TEXT) and _is(entry[1], _NUMBER)):
             raise ValueError(f"model.vocab[{index}] is {entry!r:.80}, expected a text and a score")
+        if not -_MOST <= entry[1] <= _MOST:  # NaN is not, either
+            raise ValueError(f"model.vocab[{index}] has a score that no float32 is: {entry[1]!r:.40}")
     if model.get("unk_id") is not None and not 0 <= model["unk_id"] < len(vocabulary):
         raise ValueError(f"model.unk_id is {model['unk_id']}, which is not an id of model.vocab")
 
