@@ -7,7 +7,8 @@ costs more is told as a multiple of what its bytes take at that rate. All are me
 AVX-512 in attention, in turn, where the processor has it.
 
 llama.cpp reads the same file: `llama_decode` by llama-cpp-python with the interpreter of `--llama-cpp-python`, flash
-attention on; its context is 1,024 tokens that were computed, copied and turned to their places.
+attention on; its context is 1,024 tokens that were computed, copied and turned to their places. Its steps follow each
+other, so that a last cache as large as the model favours it.
 
     python benchmarks/long_context.py [--llama-cpp-python PATH] [--shapes qwen3-0.6b llama-1b] [--kind Q8_0]
 """
