@@ -79,7 +79,7 @@ static void begin(const Attention *a, const int32_t *block, int64_t head, const 
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = whole(d, 16);
     const __m256 scale = _mm256_set1_ps(a->scale * bias_of(a));
     for (int64_t row = 0; row < rows; row++) {
-        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        const float *from = query_at(a, block, head, row);
         for (int64_t i = 0; i < d; i += 8)
             _mm256_storeu_ps(to->q + row * d + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
         if (digits_in(a)) {
@@ -145,9 +145,9 @@ static void look_at(const Attention *a, const int32_t *block, int64_t kv_head, c
 }
 
 static void end(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
-    const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
+    const int64_t d = a->head_dim, rows = block[1] * a->group;
     for (int64_t row = 0; row < rows; row++) {
-        float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
+        float *to = answer_at(a, block, head, row);
         const __m256 whole = _mm256_set1_ps(of->sums.l[row * LANES] / bias_of(a));
         for (int64_t i = 0; i < d; i += 8)
             _mm256_storeu_ps(to + i, _mm256_div_ps(_mm256_loadu_ps(of->sums.o + row * d + i), whole));

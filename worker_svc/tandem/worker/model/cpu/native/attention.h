@@ -177,6 +177,15 @@ INLINE Piece piece(float *room, int64_t rows, int64_t d) {
     return of;
 }
 
+// A row's query, and where its answer goes. `head` counts pieces of work.
+INLINE const float *query_at(const Attention *a, const int32_t *block, int64_t head, int64_t row) {
+    return a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * a->head_dim;
+}
+INLINE float *answer_at(const Attention *a, const int32_t *block, int64_t head, int64_t row) {
+    const int64_t heads = a->kv_heads * a->shares * a->group;
+    return a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * a->head_dim;
+}
+
 INLINE int digits_in(const Attention *a) { return a->format == INT8 || a->format == INT6; }
 
 INLINE float bias_of(const Attention *a) { return a->format == FP8 ? FLOAT8_BIAS : 1; }

@@ -59,7 +59,7 @@ static void wide_attention_amx_begin(const Attention *a, const int32_t *block, i
     uint32_t *q = twos_of(to);
     if (few_rows(rows)) memset(q, 0, (size_t)(units * 16 * columns) * sizeof *q);
     for (int64_t row = 0; row < rows; row++) {
-        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        const float *from = query_at(a, block, head, row);
         for (int64_t four = 0; four < units * 4; four++) {
             const int64_t first = eight_of(four / 4, four % 4);
             const __m256 eight = _mm256_maskz_loadu_ps(eight_there(d, first), from + first);

@@ -30,7 +30,7 @@ static void wide_attention_begin(const Attention *a, const int32_t *block, int64
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
     memset(to->q, 0, (size_t)(rows * wide) * sizeof(float));
     for (int64_t row = 0; row < rows; row++) {
-        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        const float *from = query_at(a, block, head, row);
         for (int64_t i = 0; i < d; i++) to->q[row * wide + placed(a->format, i)] = from[i] * a->scale;
     }
 }
@@ -73,9 +73,9 @@ static void wide_attention_look_at(const Attention *a, const int32_t *block, int
 }
 
 static void wide_attention_end(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
-    const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
+    const int64_t d = a->head_dim, rows = block[1] * a->group;
     for (int64_t row = 0; row < rows; row++) {
-        float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
+        float *to = answer_at(a, block, head, row);
         const float *o = of->sums.o + row * wide_of(d), all = of->sums.l[row * LANES];
         for (int64_t i = 0; i < a->value_dim; i++) to[i] = o[placed(a->format, i)] / all;
         memset(to + a->value_dim, 0, (size_t)(d - a->value_dim) * sizeof(float));

@@ -159,6 +159,12 @@ INLINE __mmask32 first_of(int64_t count) { return count >= 32 ? ~(__mmask32)0 : 
 OF_FOUR_VECTORS(wide_sums, add_ps)
 OF_FOUR_VECTORS(wide_maxima, max_ps)  // of what has no NaN
 
+// What a row's weights add up to, in all lanes.
+INLINE __m512 weights_of_row(const Piece *of, int64_t row) {
+    const __m512 sums = _mm512_load_ps(of->sums.l + row * LANES);
+    return _mm512_set1_ps(_mm_cvtss_f32(wide_sums(sums, sums, sums, sums)));
+}
+
 // Of each four of `count` registers, the four words of each lane are turned.
 INLINE void turn_lanes(const int count, __m512i *r) {
     for (int i = 0; i < count; i += 4) {

@@ -625,7 +625,7 @@ void wide_attention_begin_digits(const Attention *a, const int32_t *block, int64
     const int64_t d = a->head_dim, rows = block[1] * a->group, wide = wide_of(d);
     const __m256 scale = _mm256_set1_ps(a->scale * (a->cap > 0 ? 1 : LOG2_E));
     for (int64_t row = 0; row < rows; row++) {
-        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        const float *from = query_at(a, block, head, row);
         float *q = to->q + row * wide;
         int8_t *planes = planes_of(to, row, d);
         for (int64_t i = 0; i < d; i += 8) _mm256_storeu_ps(q + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
@@ -789,16 +789,15 @@ static void wide_attention_look_at_digits(const Attention *a, const int32_t *blo
 }
 
 void wide_attention_end_digits(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
-    const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
+    const int64_t d = a->head_dim, rows = block[1] * a->group;
     // Numbers whose places are a stretch, of which the even ones come first.
     const int64_t stretch = a->format == INT8 ? 16 : turn_of(a->format, d);
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t row = 0; row < rows; row++) {
-        float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
+        float *to = answer_at(a, block, head, row);
         const float *o = of->sums.o + row * wide_of(d);
-        const __m512 sums = _mm512_load_ps(of->sums.l + row * LANES);
-        const __m512 all = _mm512_set1_ps(_mm_cvtss_f32(wide_sums(sums, sums, sums, sums)));
+        const __m512 all = weights_of_row(of, row);
         for (int64_t i = 0; i < a->value_dim; i += stretch) {
             __m512 placed[8];  // 16 numbers each, in the order of their bytes
             for (int64_t n = 0; n < stretch; n += 16) {

@@ -294,7 +294,7 @@ static void wide_attention_twos_begin(const Attention *a, const int32_t *block, 
     float placed[IN_GROUPS ? wide_of(d) : 1];
     memset(placed, 0, sizeof placed);
     for (int64_t row = 0; row < rows; row++) {
-        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        const float *from = query_at(a, block, head, row);
         if (IN_GROUPS) sum_groups(from, d, scale, to->q_sums + row * sums_of_groups(d));
         for (int64_t i = 0; IN_GROUPS && i < d; i++) placed[place_of(i)] = from[i];
         if (IN_GROUPS) from = placed;
@@ -926,14 +926,13 @@ static void wide_attention_twos_look_at(const Attention *a, const int32_t *block
 }
 
 static void wide_attention_twos_end(const Attention *a, const int32_t *block, int64_t head, const Piece *of) {
-    const int64_t d = a->head_dim, rows = block[1] * a->group, heads = a->kv_heads * a->shares * a->group;
+    const int64_t d = a->head_dim, rows = block[1] * a->group;
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t row = 0; row < rows; row++) {
-        float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
+        float *to = answer_at(a, block, head, row);
         const float *o = of->sums.o + row * wide_of(d);
-        const __m512 sums = _mm512_load_ps(of->sums.l + row * LANES);
-        const __m512 all = _mm512_set1_ps(_mm_cvtss_f32(wide_sums(sums, sums, sums, sums)));
+        const __m512 all = weights_of_row(of, row);
         float placed[IN_GROUPS ? wide_of(d) : 1];
         for (int64_t i = 0; i < whole(a->value_dim, AT_ONCE); i += UNIT) {
             const __m512 evens = _mm512_div_ps(_mm512_load_ps(o + i), all);
