@@ -149,8 +149,9 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     assert torch.equal(spoilt[others], expected[others])
 
 
-def test_all_rows_may_choose_the_same_expert() -> None:
-    layer = mixture("bfloat16", replace(EXPERTS, per_token=1))
+@pytest.mark.parametrize("kind", ["bfloat16", Quantization(8, 32), Quantization(4, 32)], ids=str)
+def test_all_rows_may_choose_the_same_expert(kind: str | Quantization) -> None:
+    layer = mixture(kind, replace(EXPERTS, per_token=1))
     x = torch.randn(1, 72) + torch.randn(1100, 72) / 1000
     assert torch.equal(layer(x), apart(layer, x))
 

@@ -185,7 +185,7 @@ def test_wide_registers_and_tiles_change_no_bit(kind: Quantization) -> None:
     )
     for dtype, (rows, columns) in zip(dtypes, ((100, 1300), (33, 64), (3, 20), (40, 600)), strict=False):
         weight = stored(random_matrix(kind, rows, columns, dtype))
-        for count in (*range(1, 18), *range(24, 34), 40, 95, 96, 103, 131):
+        for count in (*range(1, 18), *range(24, 34), 40, 48, 49, 95, 96, 103, 131, 256, 257, 515):
             x = random_rows(count, columns)
             x[0, -1] = float("inf") if count % 3 else 1.0
             wide = weight(x)

@@ -161,7 +161,7 @@ static void arrange(const Matrix *m, const Inputs *in, const int32_t *order, int
                                       (const int32_t *)in->sum + from * groups};
         int32_t *const scales = to + rows * words, *const into[3] = {to, scales, scales + rows * groups};
         for (int64_t row = 0, some; row < rows; row += some) {
-            some = tile_rows(rows - row, quantized_rows(&how, rows));
+            some = next_tile(&how, rows, row);
             into_tile(&how, of, order, into, rows, row, some, 0, groups);
         }
     } else if (rows > 1 && order) {
@@ -206,7 +206,11 @@ static void multiply(const Matrix *m, const Inputs *in, const int32_t *order, in
                            .per_channel = m->per_channel,
                            .less = how.less,
                            .amx = by_amx(&how, rows)};
-        quantized_outputs(&p, m->bits, (int)m->group, first, last);
+        const int64_t most = part_rows(&how, rows);
+        for (int64_t start = 0; start < rows; start += most) {
+            const Product part = part_of(&p, &how, start, rows - start < most ? rows - start : most);
+            quantized_outputs(&part, m->bits, (int)m->group, first, last);
+        }
         return;
     }
     const float *x = rows == 1 || !order ? in->x + row * m->inputs : (const float *)arranged;

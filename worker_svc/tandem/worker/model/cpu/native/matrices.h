@@ -53,7 +53,9 @@ int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out,
 void quantize_groups(const float *x, const Rounding *how, int32_t *q, float *scale, float *sum, int64_t first_place,
                      int64_t last_place);
 int by_amx(const Rounding *how, int64_t rows);
-int64_t quantized_rows(const Rounding *how, int64_t rows);
+int64_t part_rows(const Rounding *how, int64_t rows);
+Product part_of(const Product *p, const Rounding *how, int64_t first, int64_t rows);
+int64_t next_tile(const Rounding *how, int64_t rows, int64_t row);
 void into_tile(const Rounding *how, const int32_t *const from[3], const int32_t *order, int32_t *const to[3],
                int64_t rows, int64_t row, int64_t some, int64_t first, int64_t last);
 void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last);

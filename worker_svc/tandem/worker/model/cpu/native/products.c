@@ -331,10 +331,28 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
 
 int by_amx(const Rounding *how, int64_t rows) { return how->amx && rows >= how->amx; }
 
-// Rows of a tile, at most, of so many.
-int64_t quantized_rows(const Rounding *how, int64_t rows) {
-    if (by_amx(how, rows)) return AMX_ROWS;
-    return how->kind != AS_INT16 ? DIGIT_ROWS : wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS;
+// Rows of each part of so many; of the last one, what is left.
+int64_t part_rows(const Rounding *how, int64_t rows) {
+    if (rows <= PART_ROWS || !wide_allowed || !wide_is_there() || by_amx(how, rows)) return rows ? rows : 1;
+    return tile_rows(rows, PART_ROWS);
+}
+
+// Of a product's rows, `rows` from `first` on, which are a part.
+Product part_of(const Product *p, const Rounding *how, int64_t first, int64_t rows) {
+    Product part = *p;
+    part.rows = rows, part.out += first * p->panels * PANEL;
+    part.x += first * how->words, part.x_scale += first * how->groups, part.x_sum += first * how->groups;
+    return part;
+}
+
+// Rows of the tile that begins at `row` of so many. A part has tiles of its own.
+int64_t next_tile(const Rounding *how, int64_t rows, int64_t row) {
+    const int64_t part = part_rows(how, rows), end = (row / part + 1) * part;
+    const int64_t most = by_amx(how, rows)                 ? AMX_ROWS
+                         : how->kind != AS_INT16           ? DIGIT_ROWS
+                         : wide_allowed && wide_is_there() ? WIDE_ROWS
+                                                           : ROWS;
+    return tile_rows((end < rows ? end : rows) - row, most);
 }
 
 // One group's integers of one of the `rows` of a tile as AMX takes them.
@@ -388,24 +406,32 @@ typedef struct {
     Product p;
     Rounding how;
     int bits, threads;
-    int64_t group, pieces;
+    int64_t group, pieces;  // pieces: of the panels
     const float *x;
     int32_t *x_rows, *scale_rows, *sum_rows, *tiles, *scale_tiles, *sum_tiles;
     Share *shares;
 } Shared;
 
-// What is left of the panels, piece by piece.
+// What is left of the outputs, piece by piece: some panels of some rows.
 static void all_outputs(const Product *p, const Shared *s) {
+    const int64_t most = part_rows(&s->how, p->rows);
     for (int64_t piece; (piece = take_piece(s->shares, s->threads)) >= 0;) {
-        const int64_t first = piece * TOGETHER, last = first + TOGETHER;
-        quantized_outputs(p, s->bits, (int)s->group, first, last < p->panels ? last : p->panels);
+        const int64_t first = piece % s->pieces * TOGETHER, last = first + TOGETHER, row = piece / s->pieces * most;
+        const Product part = part_of(p, &s->how, row, p->rows - row < most ? p->rows - row : most);
+        quantized_outputs(&part, s->bits, (int)s->group, first, last < p->panels ? last : p->panels);
     }
 }
 
+// Pieces of all rows.
+INLINE int64_t all_pieces(const Shared *s) {
+    const int64_t rows = s->p.rows, most = part_rows(&s->how, rows);
+    return (rows + most - 1) / most * s->pieces;
+}
+
 // Asks for what a thread's own pieces begin with.
-static void ask_for_own(const Shared *s, int part) {
+static void ask_for_own(const Shared *s, int thread) {
     const int64_t bytes = s->how.groups * s->group * PANEL * s->bits / 8;
-    ask_for(s->p.weight + s->pieces * part / s->threads * TOGETHER * bytes);
+    ask_for(s->p.weight + all_pieces(s) * thread / s->threads % s->pieces * TOGETHER * bytes);
 }
 
 // Of a single row: each thread quantizes it for itself, which takes less time than to wait for another one.
@@ -424,7 +450,7 @@ static void some_rows(const void *of) {
     const Shared *s = of;
     const Rounding *how = &s->how;
     const int threads = s->threads;
-    const int64_t groups = how->groups, rows = s->p.rows, most = quantized_rows(how, rows);
+    const int64_t groups = how->groups, rows = s->p.rows;
     const int32_t *const from[3] = {s->x_rows, s->scale_rows, s->sum_rows};
     int32_t *const to[3] = {s->tiles, s->scale_tiles, s->sum_tiles};
 #pragma omp for schedule(static) nowait
@@ -433,7 +459,7 @@ static void some_rows(const void *of) {
     for (int part = 0; part < threads; part++) {
         const int64_t first = groups * part / threads, last = groups * (part + 1) / threads;
         for (int64_t row = 0, some; row < rows; row += some) {
-            some = tile_rows(rows - row, most);
+            some = next_tile(how, rows, row);
             for (int64_t r = row; r < row + some; r++)
                 quantize_groups(s->x, how, s->x_rows, (float *)s->scale_rows, (float *)s->sum_rows, r * groups + first,
                                 r * groups + last);
@@ -483,7 +509,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                       .scale_tiles = scale_tiles,
                       .sum_tiles = sum_tiles,
                       .shares = shares};
-    give_shares(shares, threads, s.pieces);
+    give_shares(shares, threads, all_pieces(&s));
     tandem_together(threads, rows == 1 && how.words <= OWN_WORDS ? one_row : some_rows, &s);
 }
 

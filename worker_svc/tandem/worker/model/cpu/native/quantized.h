@@ -9,6 +9,9 @@
 // Input numbers between two looks at the output: a panel's part stays in the first cache for all tiles of rows, which
 // meanwhile ask for the block that comes next (`ahead`).
 #define BLOCK 512
+// Rows of a part of them, at most: a part's integers of a block and its sums of a piece of panels stay in the second cache,
+// and all of its integers in the third.
+#define PART_ROWS 256
 #define UNIT 256  // numbers of a row whose scales are multiples of the same number, where scales are small integers
 
 typedef struct {

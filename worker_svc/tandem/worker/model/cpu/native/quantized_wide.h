@@ -190,7 +190,7 @@ INLINE void tile(const Product *p, const int rows, const int bits, const int mea
 // other, each whole.
 INLINE void panels_that_mean(const int bits, const int means, const int group, const Product *p, int64_t first,
                              int64_t last) {
-    if (p->rows >= MANY) {
+    if (p->rows >= MANY(bits, means, group)) {
         panels_of_many_rows(bits, means, group, p, first, last);
         return;
     }
