@@ -63,6 +63,7 @@ KINDS: dict[str, dict[str, Any]] = {  # of the file -> what our engine is told b
     "BF16": {"dtype": "bfloat16"},
     "F16": {"dtype": "float16"},
     "Q8_0": {},
+    "Q8_0 with int8 activations": {"int8_activations": True},
     "Q8_0 as int8 channels": {"quantize": "int8"},
     "Q4_0": {},
     "Q4_K_M": {},

@@ -223,6 +223,66 @@ def test_sums_of_the_largest_digits_are_exact(kind: Quantization) -> None:
             assert torch.equal(stored(matrix)(x[:1]), exact[:1])
 
 
+@pytest.fixture
+def int8_activations() -> Iterator[None]:
+    native.round_to_int8(True)
+    yield
+    native.round_to_int8(False)
+
+
+SMALL_GROUPS = [Quantization(8, 16), Quantization(8, 32)]  # beside which activations may be int8
+
+
+def without_least(kind: Quantization, rows: int, columns: int, dtype: torch.dtype) -> Grouped:
+    return replace(random_matrix(kind, rows, columns, dtype), least=None)
+
+
+@pytest.mark.usefixtures("int8_activations")
+@pytest.mark.parametrize("kind", SMALL_GROUPS, ids=str)
+def test_activations_beside_int8_are_rounded_to_int8_where_it_is_asked_for(kind: Quantization) -> None:
+    matrix, x = without_least(kind, 100, 600, torch.float16), random_rows(9, 600)
+    numbers = rounded(x, Quantization(4, kind.group), kind.group).double()
+    exact, size = numbers @ matrix.dequantize().double().t(), numbers.abs() @ matrix.dequantize().double().abs().t()
+    for count in (1, 2, 9):
+        assert ((stored(matrix)(x[:count]).double() - exact[:count]).abs() <= 1e-6 * size[:count]).all()
+
+
+@pytest.mark.usefixtures("by_amx", "int8_activations")
+@pytest.mark.parametrize("kind", SMALL_GROUPS, ids=str)
+def test_int8_by_int8_has_the_same_bits_on_every_way_and_in_any_company(kind: Quantization) -> None:
+    for dtype, (rows, columns) in zip((torch.float32, torch.float16), ((100, 1300), (33, 64)), strict=True):
+        weight, x = stored(without_least(kind, rows, columns, dtype)), random_rows(515, columns)
+        x[7, -1] = float("nan")
+        together = weight(x)
+        assert not together[7].isfinite().any()
+        for count in (*range(1, 14), 24, 25, 48, 49, 256, 257, 515):
+            torch.testing.assert_close(weight(x[:count]), together[:count], rtol=0, atol=0, equal_nan=True)
+        native.allow_wide(False)
+        try:
+            torch.testing.assert_close(weight(x), together, rtol=0, atol=0, equal_nan=True)
+        finally:
+            native.allow_wide(True)
+
+
+@pytest.mark.usefixtures("int8_activations")
+@pytest.mark.parametrize("number", [127.0, -127.0])
+@pytest.mark.parametrize("weight", [127, -128])
+def test_sums_of_the_largest_int8_are_exact(weight: int, number: float) -> None:
+    matrix = Grouped(Quantization(8, 32), torch.full((16, 256), weight, dtype=torch.int8), torch.ones((16, 8)), None)
+    for count in (1, 9, 60):
+        x = torch.full((count, 256), number)
+        assert torch.equal(stored(matrix)(x), x @ matrix.dequantize().t())
+
+
+def test_larger_groups_and_least_numbers_take_int16_whatever_is_asked_for(int8_activations: None) -> None:
+    for kind in (Quantization(8, 16), *(Quantization(8, group) for group in (64, 128, 0))):
+        weight, x = stored(random_matrix(kind, 50, 600, torch.float16)), random_rows(30, 600)
+        asked = weight(x)
+        native.round_to_int8(False)
+        assert torch.equal(weight(x), asked)
+        native.round_to_int8(True)
+
+
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[5]], ids=str)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(kind: Quantization, broken: float) -> None:

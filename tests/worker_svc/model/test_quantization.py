@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import INT8, quantize
 from tandem.worker.model.runner import ModelRunner
@@ -25,6 +27,14 @@ from tests.worker_svc.model.random_models import saved
 from tests.worker_svc.model.tiny_models import MODELS
 
 DEMO = "models/demo"
+INT8_BY_INT8: dict[str, object] = {"quantize": "int8", "quantize_group": 32, "int8_activations": True}
+
+
+@pytest.fixture(autouse=True)
+def _rounding_as_at_first() -> Iterator[None]:
+    yield
+    if native.available():
+        native.round_to_int8(False)
 
 
 def built(model: Path, **fields: object) -> BuiltEngine:
@@ -66,6 +76,7 @@ def exact(repository: Path, validation: list[list[int]]) -> float:
         ({"quantize": "int8"}, 1.005),
         ({"quantize": "fp8"}, 1.01),
         ({"quantize": "int8", "quantize_group": 32}, 1.005),
+        (INT8_BY_INT8, 1.005),
         ({"quantize": "int4"}, 1.04),
         ({"quantize": "int4", "quantize_group": 32}, 1.04),
         ({"quantize": "int4", "quantize_group": 128}, 1.04),
@@ -105,8 +116,9 @@ def tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def test_a_quantized_model_answers_alone_as_in_a_crowd(repository: Path) -> None:
-    engine = built(repository / DEMO, quantize="int4").engine
+@pytest.mark.parametrize("fields", [{"quantize": "int4"}, INT8_BY_INT8], ids=str)
+def test_a_quantized_model_answers_alone_as_in_a_crowd(fields: dict[str, object], repository: Path) -> None:
+    engine = built(repository / DEMO, **fields).engine
 
     def answers(seeds: list[int]) -> dict[int, list[int]]:
         output: dict[int, list[int]] = {seed: [] for seed in seeds}

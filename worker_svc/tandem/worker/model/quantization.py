@@ -9,7 +9,8 @@ Those take groups of 16 of the others too, int8 with a least number, and scales 
 
 On a CPU with compiled products (`native`) a row of activations is quantized too, with one scale for each group, so that
 what is summed up within a group are exact integers and no row depends on another: to int16, or beside 4 and 6 bits in
-groups of 32 and 16 to int8, which is nearer to the numbers than such weights are to theirs. Elsewhere the weights are
+groups of 32 and 16 to int8, which is nearer to the numbers than such weights are to theirs (beside int8 in such groups
+it is not, and is done where the operator asks for it: `int8_activations`). Elsewhere the weights are
 dequantized in tiles and multiplied by torch.
 
 `quantize` makes them from any matrix: int8 rounds to the largest number's 127th part, int4 searches for the range whose

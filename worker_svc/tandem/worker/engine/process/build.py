@@ -35,6 +35,7 @@ from tandem.worker.engine.process.device import (
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation.costs import Free
 from tandem.worker.engine.states import StateTable
+from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import device as cuda_device
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.head import Head, HeadRunner
@@ -161,6 +162,8 @@ def _prepare(config: EngineConfig, ranks: Ranks) -> tuple[int, torch.device]:
     device = choose_device(config.device)
     if device.type == "cuda":
         cuda_device.prepare(device, reproducible=config.reproducible)
+    elif native.available():
+        native.round_to_int8(config.int8_activations)
     return threads, device
 
 

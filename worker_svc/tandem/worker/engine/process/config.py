@@ -52,6 +52,11 @@ class EngineConfig(BaseModel):
         le=128,
         description="inputs that share a scale: 32, 64 or 128; 0: a whole output channel for int8, 64 for int4",
     )
+    int8_activations: bool = Field(
+        default=False,
+        description="on a CPU, activations beside int8 weights in groups of 32 (Q8_0) become int8, as llama.cpp has "
+        "it, not int16: quicker prompts and batches, less exact",
+    )
     reproducible: bool = Field(
         default=True,
         description="a request's bits do not depend on the batch; costs speed on CUDA, is always so on a CPU",

@@ -65,6 +65,12 @@ def allow_amx(allowed: bool) -> bool:
     return bool(calls().tandem_allow_amx(allowed))
 
 
+def round_to_int8(wanted: bool) -> None:
+    """Says whether activations beside int8 weights in groups of 32 and less become int8 from now on, and not int16, as
+    they do at first. The bits differ."""
+    calls().tandem_round_to_int8(wanted)
+
+
 def allow_wide_attention(allowed: bool) -> bool:
     """Whether attention may use AVX-512 with VNNI from now on, as it does at first; whether the processor has it. For
     comparisons: the bits differ."""
@@ -117,8 +123,9 @@ def quantized_product(
     """`x [rows, k]` fp32 times int8, int6 or int4 weights: `[rows, panels * 16]` fp32.
 
     See `QuantizedWeight`; rows are quantized in `groups` groups of `group` numbers, which zeros fill up: to int8 for
-    int4 weights in groups of 32 or 16 whose numbers are digits, these less 8, or e2m1, else to int16. `order [k]`
-    int64: which number of a row each column of the weights multiplies, if not that of its place.
+    int4 weights in groups of 32 or 16 whose numbers are digits, these less 8, or e2m1, else to int16, but see
+    `round_to_int8`. `order [k]` int64: which number of a row each column of the weights multiplies, if not that of its
+    place.
     """
     x = x.contiguous()
     rows, k = x.shape

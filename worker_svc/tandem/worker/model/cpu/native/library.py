@@ -25,6 +25,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "fill_panels": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 2, _NUMBER], None),
     "allow_wide": ([_NUMBER], _NUMBER),
     "allow_amx": ([_NUMBER], _NUMBER),
+    "round_to_int8": ([_NUMBER], None),
     "allow_wide_attention": ([_NUMBER], _NUMBER),
     "allow_wide_scores": ([_NUMBER], _NUMBER),
     "choose": ([_POINTER, _POINTER, _NUMBER], _NUMBER),

@@ -44,7 +44,7 @@ INLINE void matrix_product(const Matrix *m, const float *x, int32_t *room, float
 }
 
 INLINE Rounding rounding_for(const Matrix *m) {
-    return rounding_of(m->bits, m->table, m->order, m->inputs, m->groups, m->group);
+    return rounding_of(m->bits, m->table, m->least != 0, m->order, m->inputs, m->groups, m->group);
 }
 
 int tandem_heads(const Matrix *heads, int64_t count, const float *x, float *out, int64_t rows, int threads);

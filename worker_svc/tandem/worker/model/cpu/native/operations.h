@@ -34,6 +34,7 @@ void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float
                          int64_t panels, int threads);
 void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
                            int64_t rows, int64_t k, int64_t panels, int threads);
+void tandem_round_to_int8(int allowed);
 int tandem_wide_serves(void);
 int twos_serve(void);            // whether vdpbf16ps is there and may be used
 int amx_serves(void);            // the same of tiles of bf16

@@ -29,7 +29,7 @@
 #define ROWS 6               // of a tile: 12 sums in 16 registers
 #define OWN_WORDS (1 << 14)  // of 32 bits: a single row of so many at most is quantized by each thread for itself
 
-static int wide_allowed = 1, amx_allowed = 1;
+static int wide_allowed = 1, amx_allowed = 1, int8_beside_int8 = 0;
 
 // Whether processors with AVX-512 and VNNI multiply by it from now on, and whether this is one. The bits are the same.
 int tandem_allow_wide(int allowed) {
@@ -43,6 +43,9 @@ int tandem_allow_amx(int allowed) {
     return wide_is_there() && amx_is_there(AMX_INT8);
 }
 
+// Whether activations beside int8 in small groups are rounded to int8 from now on, and not to int16.
+void tandem_round_to_int8(int allowed) { int8_beside_int8 = allowed; }
+
 int amx_of_digits_serves(void) { return amx_allowed && wide_is_there() && amx_is_there(AMX_INT8); }
 
 // ---------------------------------------------------------------------------------------------------- activations
@@ -54,10 +57,18 @@ static int amx_rows(int bits, const int16_t *table, int64_t group, int int16) {
     return int16 && group > 32 ? 6 : 24;
 }
 
-Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group) {
-    const int less = bits == 6 ? 32 : less_than_digits(group <= SPAN ? table : 0),
-              int8 = takes_int8(bits, group, table);
-    const int of_table = int8 && table && !less, wide = wide_allowed && wide_is_there();
+int takes_int8(int bits, int64_t group, const int16_t *table, int least) {
+    if (group > SPAN) return 0;
+    return bits == 8 ? int8_beside_int8 && !least : !table || of_bytes(table);
+}
+
+Rounding rounding_of(int bits, const int16_t *table, int least, const int64_t *order, int64_t k, int64_t groups,
+                     int64_t group) {
+    const int int8 = takes_int8(bits, group, table, least), wide = wide_allowed && wide_is_there();
+    const int less = bits == 8   ? (int8 && wide ? 128 : 0)
+                     : bits == 6 ? 32
+                                 : less_than_digits(group <= SPAN ? table : 0);
+    const int of_table = int8 && table && !less;
     const int kind = !int8 || !(wide || fits_16_bits(bits, group, table)) ? AS_INT16 : wide ? AS_INT8 : AS_INT8_TWICE;
     const int span = (int)(of_table ? SPAN / 2 : group), raised = less ? less : of_table ? raise_of(table) : 8;
     const int64_t words = kind == AS_INT8 ? group / 4 : group / 2 + (kind == AS_INT8_TWICE ? group / span : 0);
@@ -314,7 +325,7 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
         return;
     }
     if (wide_allowed && wide_is_there()) {
-        if (takes_int8(bits, group, p->table)) wide_digits_panels(p, bits, group, first, last);
+        if (takes_int8(bits, group, p->table, p->least != 0)) wide_digits_panels(p, bits, group, first, last);
         else wide_quantized_panels(p, bits, group, first, last);
         return;
     }
@@ -474,7 +485,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                               const void *scale_unit, const void *least_unit, const int16_t *table, int half,
                               int per_channel, const float *x, const int64_t *order, int64_t k, int32_t *room,
                               float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
-    const Rounding how = rounding_of(bits, table, order, k, groups, group);
+    const Rounding how = rounding_of(bits, table, least != 0, order, k, groups, group);
     const int64_t words = rows * how.words, scales = rows * groups;
     int32_t *x_rows = room, *scale_rows = x_rows + words, *sum_rows = scale_rows + scales;
     int32_t *tiles = sum_rows + scales, *scale_tiles = tiles + words, *sum_tiles = scale_tiles + scales;

@@ -30,7 +30,7 @@ typedef struct {
     // half: 0 scales are fp32, 1 fp16, 2 powers of two, of which the exponent is stored + 127, 3 int8, multiples of a unit,
     // 4 e4m3, multiples of a row's
     int half, per_channel;
-    int less;  // by so much numbers of 4 and 6 bits are less than their digits
+    int less;  // by so much numbers are less than their digits; of 8 bits, than what vpdpbusd takes
     int amx;   // whether rows lie as `amx_panels` takes them
 } Product;
 
@@ -88,10 +88,9 @@ INLINE int raise_of(const int16_t *table) {
 #define SPAN 32  // inputs of digits that are added up in 16 bits; of a small table, half of them
 
 // Whether numbers take activations of 8 bits, and not of 16: those of 4 and 6 bits in groups of `SPAN` or less, unless they
-// stand for larger ones than int8. They are off what they stand for by more than such activations are.
-INLINE int takes_int8(int bits, int64_t group, const int16_t *table) {
-    return (bits == 4 || bits == 6) && group <= SPAN && (!table || of_bytes(table));
-}
+// stand for larger ones than int8; they are off what they stand for by more than such activations are. And those of 8 bits,
+// without `least` numbers, where it is asked for (products.c).
+int takes_int8(int bits, int64_t group, const int16_t *table, int least);
 
 // Whether products with int8 add up in 16 bits, over a span of inputs: those of digits, these less 8, or a small table.
 INLINE int fits_16_bits(int bits, int64_t group, const int16_t *table) {
@@ -118,7 +117,8 @@ typedef struct {
 #define LARGEST_INT16 32767.0f
 #define LEAST_LARGEST 1e-30f  // a group's largest number: of less, all are 0
 
-Rounding rounding_of(int bits, const int16_t *table, const int64_t *order, int64_t k, int64_t groups, int64_t group);
+Rounding rounding_of(int bits, const int16_t *table, int least, const int64_t *order, int64_t k, int64_t groups,
+                     int64_t group);
 
 // Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
 INLINE int64_t tile_rows(int64_t left, int64_t most) {
@@ -174,7 +174,7 @@ void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float 
 enum { DIGITS, TABLE, LESS, SMALL };
 
 INLINE int meaning_of(const Product *p, int bits) {
-    if (bits != 4) return bits == 6 ? LESS : DIGITS;
+    if (bits != 4) return p->less ? LESS : DIGITS;
     return p->table ? TABLE : p->less ? LESS : DIGITS;
 }
 
@@ -200,6 +200,8 @@ INLINE int meaning_of(const Product *p, int bits) {
     KIND(4, DIGITS, 16, __VA_ARGS__)                                                                                   \
     KIND(4, DIGITS, 32, __VA_ARGS__)
 #define KINDS_OF_INT8(KIND, ...)                                                                                       \
+    KIND(8, LESS, 16, __VA_ARGS__)                                                                                     \
+    KIND(8, LESS, 32, __VA_ARGS__)                                                                                     \
     KIND(6, LESS, 16, __VA_ARGS__)                                                                                     \
     KIND(4, TABLE, 16, __VA_ARGS__)                                                                                    \
     KIND(4, TABLE, 32, __VA_ARGS__)                                                                                    \

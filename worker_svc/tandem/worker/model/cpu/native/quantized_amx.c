@@ -269,7 +269,7 @@ ALONE static void amx_panels_4(const Product *p, int two, int group, int64_t fir
 }
 
 void amx_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    const int two = !takes_int8(bits, group, p->table);
+    const int two = !takes_int8(bits, group, p->table, p->least != 0);
     if (bits == 8) amx_panels_8(p, two, group, first, last);
     else amx_panels_4(p, two, group, first, last);
 }

@@ -24,7 +24,8 @@ INLINE __m512i two_inputs(const int bits, const int means, __m512i table, const 
 }
 
 // Whether numbers are multiplied by vpdpbusd, four of them with as many int8 (`Rounding`), and how many fours lie together.
-#define AS_BYTES(bits, means, group) ((bits) == 6 || ((bits) == 4 && (group) <= SPAN && (means) != TABLE))
+#define AS_BYTES(bits, means, group)                                                                                   \
+    ((bits) == 6 || ((bits) == 8 && (means) == LESS) || ((bits) == 4 && (group) <= SPAN && (means) != TABLE))
 #define FOURS(bits) ((bits) == 6 ? 4 : 1)
 
 // (a & mask) | b
@@ -46,9 +47,17 @@ INLINE __m512i four_of_six_bits(const uint8_t *w, const int four) {
     return masked_or(_mm512_srli_epi16(third, 2), _mm512_set1_epi16(48 << 8), high);
 }
 
+// Two pairs of int8 for 16 columns, 128 more than they are, so that none is below 0.
+INLINE __m512i four_of_int8(const uint8_t *w) {
+    const __m512i first = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i order = _mm512_or_si512(first, _mm512_slli_epi32(_mm512_add_epi32(first, _mm512_set1_epi32(16)), 16));
+    return _mm512_xor_si512(_mm512_permutexvar_epi16(order, _mm512_loadu_si512(w)), _mm512_set1_epi8(-128));
+}
+
 // One four of the inputs that lie together at w, for 16 columns. Of 4 bits, each column has the lower ones of two bytes,
 // then the upper ones.
 INLINE __m512i four_inputs(const int bits, const int means, __m512i table, const uint8_t *w, const int four) {
+    if (bits == 8) return four_of_int8(w);
     if (bits == 6) return four_of_six_bits(w, four);
     const __m512i raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w));
     const __m512i low = _mm512_set1_epi8(15);
