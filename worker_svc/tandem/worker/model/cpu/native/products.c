@@ -342,9 +342,9 @@ void quantized_outputs(const Product *p, int bits, int group, int64_t first, int
 
 int by_amx(const Rounding *how, int64_t rows) { return how->amx && rows >= how->amx; }
 
-// Rows of each part of so many; of the last one, what is left.
+// Rows of each part of so many; of the last one, what is left. Of AMX parts were not tried.
 int64_t part_rows(const Rounding *how, int64_t rows) {
-    if (rows <= PART_ROWS || !wide_allowed || !wide_is_there() || by_amx(how, rows)) return rows ? rows : 1;
+    if (rows <= PART_ROWS || by_amx(how, rows)) return rows ? rows : 1;
     return tile_rows(rows, PART_ROWS);
 }
 

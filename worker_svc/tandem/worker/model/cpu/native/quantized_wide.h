@@ -74,10 +74,11 @@ INLINE __m512i table_of(const Product *p, const int means) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)bytes));
 }
 
-// Asks for the lines that begin among `bytes` of them, from number `first` on: by way of the `second` cache, or into the first
-// one, where a single row's are needed once.
-INLINE void ask_for_lines(const int rows, const int second, const uint8_t *ahead, int64_t first, int64_t bytes) {
-    for (int64_t i = (first + 63) & ~(int64_t)63; i < first + bytes; i += 64) {
+// Asks for the lines that begin among `bytes` of them, from number `first` on, a multiple of these: by way of the `second`
+// cache, or into the first one, where a single row's are needed once. Where `bytes` are whole lines, the compiler knows how
+// many: without that a row of Q8_0 took 1.15 times as long from the caches.
+INLINE void ask_for_lines(const int rows, const int second, const uint8_t *ahead, int64_t first, const int64_t bytes) {
+    for (int64_t i = bytes % 64 ? (first + 63) & ~(int64_t)63 : first; i < first + bytes; i += 64) {
         const char *line = (const char *)ahead + i;
         if (second) _mm_prefetch(line, _MM_HINT_T1), _mm_prefetch(line - AGAIN, _MM_HINT_T1);
         else if (rows == 1) _mm_prefetch(line, _MM_HINT_NTA);
