@@ -1,4 +1,4 @@
-// Products of int8 with numbers of 4 and 6 bits by AVX-512 with VNNI (`quantized_wide.h`); see digits.c.
+// Products of int8 with numbers of 4, 6 and 8 bits by AVX-512 with VNNI (`quantized_wide.h`); see digits.c.
 
 #include "quantized.h"
 
