@@ -173,10 +173,7 @@ void wide_quantize_spans(const float *x, const Rounding *how, int32_t *q, float 
 // one of int8.
 enum { DIGITS, TABLE, LESS, SMALL };
 
-INLINE int meaning_of(const Product *p, int bits) {
-    if (bits != 4) return p->less ? LESS : DIGITS;
-    return p->table ? TABLE : p->less ? LESS : DIGITS;
-}
+INLINE int meaning_of(const Product *p, int bits) { return bits == 4 && p->table ? TABLE : p->less ? LESS : DIGITS; }
 
 // Kinds of products, each as KIND(bits, meaning, group, ...). Digits less 8 are a table in larger groups.
 #define KINDS_OF_INT16(KIND, ...)                                                                                      \

@@ -20,6 +20,8 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,amx-tile,amx-int8")
 #endif
 
+#include "four_of_int8.h"
+
 #define AHEAD 8192  // bytes from what is unpacked to what is asked for, of a single tile of rows
 #define DEEP 64     // bytes of a tile's row at most
 #define TILE 1024   // bytes of a tile of sums
@@ -44,15 +46,9 @@ INLINE __m512i meanings(const Product *p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)numbers));
 }
 
-// Four inputs at w for 16 columns. Of 8 bits, each column has two, then all have two more; of 4 bits, the lower ones of two
-// bytes, then the upper ones.
+// Four inputs at w for 16 columns. Of 4 bits, each column has the lower ones of two bytes, then the upper ones.
 INLINE __m512i four_inputs(const int bits, const uint8_t *w, __m512i means) {
-    if (bits == 8) {
-        const __m512i pairs =
-            _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008, 0x170007,
-                             0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
-        return _mm512_permutexvar_epi16(pairs, _mm512_loadu_si512(w));
-    }
+    if (bits == 8) return four_of_int8(w);
     const __m512i raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w));
     const __m512i codes = _mm512_and_si512(_mm512_or_si512(raw, _mm512_slli_epi32(raw, 12)), _mm512_set1_epi8(15));
     return _mm512_shuffle_epi8(means, codes);

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "four_of_int8.h"
 #include "prefetch.h"
 #include "quantized.h"
 
@@ -47,17 +48,10 @@ INLINE __m512i four_of_six_bits(const uint8_t *w, const int four) {
     return masked_or(_mm512_srli_epi16(third, 2), _mm512_set1_epi16(48 << 8), high);
 }
 
-// Two pairs of int8 for 16 columns, 128 more than they are, so that none is below 0.
-INLINE __m512i four_of_int8(const uint8_t *w) {
-    const __m512i first = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i order = _mm512_or_si512(first, _mm512_slli_epi32(_mm512_add_epi32(first, _mm512_set1_epi32(16)), 16));
-    return _mm512_xor_si512(_mm512_permutexvar_epi16(order, _mm512_loadu_si512(w)), _mm512_set1_epi8(-128));
-}
-
 // One four of the inputs that lie together at w, for 16 columns. Of 4 bits, each column has the lower ones of two bytes,
-// then the upper ones.
+// then the upper ones. Those of 8 bits are 128 more than they stand for, so that none is below 0.
 INLINE __m512i four_inputs(const int bits, const int means, __m512i table, const uint8_t *w, const int four) {
-    if (bits == 8) return four_of_int8(w);
+    if (bits == 8) return _mm512_xor_si512(four_of_int8(w), _mm512_set1_epi8(-128));
     if (bits == 6) return four_of_six_bits(w, four);
     const __m512i raw = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w));
     const __m512i low = _mm512_set1_epi8(15);
